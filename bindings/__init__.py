@@ -1,0 +1,1 @@
+"""Checkpoints, plans, the decoder and the device bindings."""

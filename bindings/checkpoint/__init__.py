@@ -1,0 +1,1 @@
+"""Checkpoints on disk: strict parsing, digests, manifests, identities. Free of torch."""

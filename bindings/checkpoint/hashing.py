@@ -1,0 +1,139 @@
+"""Hashing groups of tensor bytes on worker threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+
+from rowlock.bindings.checkpoint.directory import Bytes, Checkpoint
+from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
+from rowlock.bindings.checkpoint.tensors import TensorInfo
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Bytes per job: large enough to hide the hand-over, small enough to stay in cache."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes just done; from any thread."""
+
+
+def no_progress(_count: int) -> None:
+    """Report nothing."""
+
+
+class Hasher:
+    """Computes group digests with an executor's threads.
+
+    Blocks the calling thread until done, so never call it from a thread of the same
+    executor, nor from the owner thread.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._scratch = threading.local()
+
+    def manifest(
+        self, checkpoint: Checkpoint, aliases: Mapping[str, str], progress: Progress = no_progress
+    ) -> Manifest:
+        """Read every tensor of a checkpoint once and digest it.
+
+        Args:
+            checkpoint: open; its files must not change meanwhile.
+            aliases: alias tensor -> the tensor it repeats; an alias must hold equal
+                bytes, and is left out of the result.
+            progress: told of the bytes done.
+
+        Raises:
+            CheckpointError: unreadable, changed meanwhile, or an alias that differs.
+
+        """
+        tensors = {
+            name: TensorManifest(info, digests)
+            for (name, info), digests in zip(
+                checkpoint.tensors.items(), self._file_digests(checkpoint, progress), strict=True
+            )
+        }
+        checkpoint.check_unchanged()
+        for alias, original in aliases.items():
+            if alias in tensors:
+                _check_alias(checkpoint, tensors.pop(alias), tensors.get(original))
+        return Manifest.of(tensors.values())
+
+    def digests(self, info: TensorInfo, data: Bytes) -> bytes:
+        """Group digests, concatenated, of all the bytes of a tensor in memory."""
+        assert data.nbytes == info.nbytes
+        group_bytes = info.group_rows * info.row_bytes
+        jobs = [
+            self._executor.submit(hash_groups, data[start:stop], group_bytes)
+            for start, stop in chunks(info, range(info.groups))
+        ]
+        return b"".join(job.result() for job in jobs)
+
+    def _file_digests(self, checkpoint: Checkpoint, progress: Progress) -> Iterator[bytes]:
+        def job(info: TensorInfo, start: int, stop: int) -> bytes:
+            buffer = self._buffer(stop - start)
+            checkpoint.read_into(info.name, start, buffer)
+            digests = hash_groups(buffer, info.group_rows * info.row_bytes)
+            progress(stop - start)
+            return digests
+
+        jobs = [
+            [self._executor.submit(job, info, start, stop) for start, stop in chunks(info, range(info.groups))]
+            for info in checkpoint.tensors.values()
+        ]
+        try:
+            for tensor_jobs in jobs:
+                yield b"".join(item.result() for item in tensor_jobs)
+        except BaseException:
+            for tensor_jobs in jobs:
+                for item in tensor_jobs:
+                    item.cancel()
+            raise
+
+    def _buffer(self, nbytes: int) -> Bytes:
+        """The scratch buffer of this thread; its content dies with the next call."""
+        buffer: Bytes | None = getattr(self._scratch, "buffer", None)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = np.empty(max(nbytes, CHUNK_BYTES), np.uint8)
+            self._scratch.buffer = buffer
+        return buffer[:nbytes]
+
+
+def hash_groups(data: Bytes, group_bytes: int) -> bytes:
+    """Digests of consecutive groups; the last may be shorter."""
+    view = data.data
+    return b"".join(
+        blake3(view[start : start + group_bytes]).digest() for start in range(0, data.nbytes, group_bytes or 1)
+    )
+
+
+def chunks(info: TensorInfo, groups: range) -> Iterator[tuple[int, int]]:
+    """Byte ranges of about :data:`CHUNK_BYTES` that cover consecutive whole groups."""
+    if info.row_bytes == 0:
+        return
+    group_bytes = info.group_rows * info.row_bytes
+    step = max(CHUNK_BYTES // group_bytes, 1)
+    for first in range(groups.start, groups.stop, step):
+        stop = min(first + step, groups.stop)
+        yield first * group_bytes, min(stop * group_bytes, info.nbytes)
+
+
+def _check_alias(checkpoint: Checkpoint, alias: TensorManifest, original: TensorManifest | None) -> None:
+    same = original is not None and (alias.info.dtype, alias.info.shape, alias.digests) == (
+        original.info.dtype,
+        original.info.shape,
+        original.digests,
+    )
+    if not same:
+        raise CheckpointError(
+            CheckpointFault.ALIAS,
+            checkpoint.extents[alias.info.name].path,
+            f"{alias.info.name!r} is tied to {original.info.name if original else 'an absent tensor'!r} "
+            "by the config, but holds other bytes",
+            "set tie_word_embeddings to false in config.json, or write equal tensors",
+        )

@@ -1,0 +1,1 @@
+"""The CPU binding: host memory as the device."""

@@ -1,0 +1,94 @@
+"""The bytes of one CPU allocation, and the seam at which faults are injected."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+
+from rowlock.bindings.checkpoint.directory import Bytes
+from rowlock.bindings.cpu.faults import Effect, FaultFile, Operation
+from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.model.layout import ParentInfo
+
+DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+class Storage(Protocol):
+    """Bytes that a program reads. Offsets in bytes."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """``[rows, columns]`` over the very bytes that write changes."""
+        ...
+
+    def write(self, offset: int, data: Bytes) -> None: ...
+
+    def read(self, offset: int, out: Bytes) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class HostStorage:
+    """Our own anonymous memory: no mapping of any file."""
+
+    def __init__(self, parent: ParentInfo) -> None:
+        dtype = DTYPES[parent.dtype]
+        try:
+            self.tensor = torch.empty(parent.rows, parent.row_bytes // dtype.itemsize, dtype=dtype)
+        except RuntimeError as error:
+            raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {error}") from error
+        self._bytes: Bytes = self.tensor.view(torch.uint8).view(-1).numpy()
+
+    def write(self, offset: int, data: Bytes) -> None:
+        np.copyto(self._bytes[offset : offset + data.nbytes], data)
+
+    def read(self, offset: int, out: Bytes) -> None:
+        np.copyto(out, self._bytes[offset : offset + out.nbytes])
+
+    def release(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+        self.tensor = torch.empty(0)
+
+
+class FaultyStorage:
+    """A storage that a fault file can make lie or fail. It stores bytes like the real one."""
+
+    def __init__(self, inner: Storage, faults: FaultFile) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self._inner.tensor
+
+    def write(self, offset: int, data: Bytes) -> None:
+        fault = self._faults.take(Operation.WRITE)
+        if fault is None:
+            self._inner.write(offset, data)
+        elif fault.effect is Effect.FLIP:
+            self._inner.write(offset, _flipped(data, fault.bit))
+        else:
+            self._inner.write(offset, data[: data.nbytes // 2])
+            if fault.effect is Effect.ERROR:
+                raise DeviceError(DeviceFault.LOST, "injected: write failed")
+
+    def read(self, offset: int, out: Bytes) -> None:
+        fault = self._faults.take(Operation.READ)
+        if fault is not None and fault.effect is Effect.ERROR:
+            raise DeviceError(DeviceFault.LOST, "injected: read failed")
+        self._inner.read(offset, out)
+        if fault is not None:
+            out[...] = _flipped(out, fault.bit)
+
+    def release(self) -> None:
+        if self._faults.take(Operation.RELEASE) is not None:
+            raise DeviceError(DeviceFault.LOST, "injected: release failed")
+        self._inner.release()
+
+
+def _flipped(data: Bytes, bit: int) -> Bytes:
+    wrong = data.copy()
+    wrong[bit // 8 % wrong.nbytes] ^= np.uint8(1 << bit % 8)
+    return wrong

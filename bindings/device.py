@@ -1,0 +1,216 @@
+"""The device boundary: what a binding must do. The comments here are the contract.
+
+Everything is called from the owner thread only. Buffers are contiguous ``uint8`` arrays
+in host memory; offsets and sizes are whole rows. A binding turns every vendor error into
+a :class:`DeviceError`; nothing else leaves it.
+
+Life of an allocation::
+
+    allocate ──> write_rows / read_rows / fence (any order, any number) ──> release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from rowlock.bindings.checkpoint.directory import Bytes
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.layout import Layout, ParentInfo
+
+
+class DeviceFault(StrEnum):
+    """What went wrong on the device."""
+
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    LOST = "LOST"
+    TIMEOUT = "TIMEOUT"
+    CORRUPT = "CORRUPT"
+    UNSUPPORTED = "UNSUPPORTED"
+
+
+class DeviceError(Exception):
+    """A device operation failed. Whether it had an effect is unknown."""
+
+    def __init__(self, fault: DeviceFault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+@dataclass
+class Counters:
+    """What crossed the device boundary since the binding was opened.
+
+    Attributes:
+        uploads: whole allocations filled while loading a model.
+        program_loads: programs put on the device.
+        compiles: programs compiled.
+        allocations: allocations made.
+        native_calls: calls into the device library.
+        bytes_written: host to device.
+        bytes_read_back: device to host.
+
+    """
+
+    uploads: int = 0
+    program_loads: int = 0
+    compiles: int = 0
+    allocations: int = 0
+    native_calls: int = 0
+    bytes_written: int = 0
+    bytes_read_back: int = 0
+
+    def snapshot(self) -> Counters:
+        return replace(self)
+
+    def since(self, earlier: Counters) -> Counters:
+        before = asdict(earlier)
+        return Counters(**{name: value - before[name] for name, value in asdict(self).items()})
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A live device allocation.
+
+    Attributes:
+        id: differs from that of every other allocation of this process, dead ones too.
+        parent: what it holds.
+
+    """
+
+    id: str
+    parent: ParentInfo
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a binding says of itself.
+
+    Attributes:
+        device: e.g. ``cpu``, ``cuda:0``.
+        binding: name of the binding.
+        versions: library name -> version.
+        readback: what a readback proves: ``storage`` (the bytes that programs read) or ``unproven``.
+        execution: how programs run: ``native``, ``reference`` or ``host-reference``.
+        test_options: fault injection and the like; empty in production.
+
+    """
+
+    device: str
+    binding: str
+    versions: Mapping[str, str]
+    readback: str
+    execution: str
+    test_options: tuple[str, ...] = ()
+
+
+class DeviceMemory(Protocol):
+    """Row-addressable device memory."""
+
+    def allocate(self, parent: ParentInfo) -> Allocation:
+        """Reserve ``parent.rows * parent.row_bytes`` bytes, content undefined.
+
+        Raises DeviceError(OUT_OF_MEMORY) and leaves nothing behind when it does not fit.
+        """
+        ...
+
+    def write_rows(self, allocation: Allocation, first_row: int, data: Bytes) -> None:
+        """Start copying whole rows from host memory to ``first_row`` on.
+
+        ``data`` is copied, never adopted: the caller may change it after the next fence.
+        Exactly these rows change. After an error the content of these rows, and only
+        theirs, is undefined. Rows out of bounds are an AssertionError, before any effect.
+        """
+        ...
+
+    def read_rows(self, allocation: Allocation, first_row: int, out: Bytes) -> None:
+        """Copy whole rows from the device into ``out``, which shares storage with nothing.
+
+        Sees every write that was fenced. Returns when ``out`` is complete.
+        """
+        ...
+
+    def fence(self) -> None:
+        """Return when everything started before has finished, or raise."""
+        ...
+
+    def release(self, allocation: Allocation) -> None:
+        """Free an allocation. Releasing one that is not live is an AssertionError."""
+        ...
+
+    def close(self) -> None:
+        """Release all that is live. Idempotent. May raise; then what is live is unknown."""
+        ...
+
+    def probe(self) -> None:
+        """Raise DeviceError if the device does not answer. Changes nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen from logits. ``temperature`` 0 is greedy; 0 switches top_k off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+class Sequence(Protocol):
+    """One request's tokens and K/V on the device."""
+
+    def advance(self) -> int | None:
+        """Run one bounded step: a chunk of the prompt (None while more is left), or one token."""
+        ...
+
+    def close(self) -> None:
+        """Free the K/V. Idempotent."""
+        ...
+
+
+class Runtime(Protocol):
+    """A resident model: one allocation per parent of its layout, and the programs over them."""
+
+    @property
+    def allocations(self) -> Mapping[str, Allocation]:
+        """By parent name. The same objects for the life of the runtime."""
+        ...
+
+    def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
+        """Reserve K/V for ``capacity`` tokens and take the prompt; computes nothing yet."""
+        ...
+
+    def close(self) -> None:
+        """Release every allocation. Idempotent. May raise; then what is live is unknown."""
+        ...
+
+
+class Binding(Protocol):
+    """One device, opened."""
+
+    @property
+    def facts(self) -> DeviceFacts: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def memory(self) -> DeviceMemory: ...
+
+    def place(self, layout: Layout) -> Layout:
+        """The layout with every placement marked that rows cannot be written to, and why."""
+        ...
+
+    def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
+        """Allocate every parent, content undefined, and prepare the programs.
+
+        After an error nothing of it is left.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the device up. Idempotent."""
+        ...

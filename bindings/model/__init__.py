@@ -1,0 +1,1 @@
+"""The resident decoder: config, layout, forward pass, generation."""

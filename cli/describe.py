@@ -1,0 +1,32 @@
+"""``rowlock describe``."""
+
+from __future__ import annotations
+
+import click
+
+from rowlock.cli.client import Client
+from rowlock.cli.options import Output, client_options
+from rowlock.cli.render import print_json, size, to_json
+from rowlock.v1 import owner_pb2
+
+
+@click.command()
+@client_options
+def command(client: Client, output: Output) -> None:
+    """Device, allocations and counters of the owner."""
+    answer = client.call(client.owner.Describe, owner_pb2.DescribeRequest())
+    if output.json:
+        print_json(to_json(answer))
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(answer.versions.items()))
+    click.echo(f"rowlock {answer.version}, device {answer.owner.device}, binding {answer.binding} ({versions})")
+    click.echo(f"  execution  {answer.execution}; a readback proves: {answer.readback}")
+    for option in answer.test_options:
+        click.echo(f"  TEST OPTION {option}")
+    if answer.parents:
+        click.echo(
+            f"  model      {answer.architecture}, {size(answer.resident_bytes)} in {len(answer.parents)} allocations, "
+            f"context {answer.context_tokens}"
+        )
+    counters = to_json(answer.counters)
+    click.echo("  counters   " + ", ".join(f"{name} {value}" for name, value in counters.items()))

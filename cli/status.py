@@ -1,0 +1,28 @@
+"""``rowlock status``."""
+
+from __future__ import annotations
+
+import click
+
+from rowlock.cli.client import Client
+from rowlock.cli.options import Output, client_options
+from rowlock.cli.render import print_json, short, to_json
+from rowlock.v1 import owner_pb2
+
+
+@click.command()
+@client_options
+def command(client: Client, output: Output) -> None:
+    """What the owner is doing."""
+    owner = client.call(client.owner.GetOwner, owner_pb2.GetOwnerRequest()).owner
+    if output.json:
+        print_json(to_json(owner))
+        return
+    state = owner_pb2.OwnerState.Name(owner.state).removeprefix("OWNER_STATE_")
+    click.echo(f"{owner.device}: {state}" + (f" ({owner.reason})" if owner.reason else ""))
+    if owner.HasField("identity"):
+        click.echo(f"  identity   {short(owner.identity)}, generation {owner.generation}")
+        click.echo(f"  checkpoint {owner.checkpoint}")
+    if owner.transition:
+        click.echo(f"  transition {owner.transition} is open")
+    click.echo(f"  requests   {owner.requests_active} active, {owner.requests_waiting} waiting")

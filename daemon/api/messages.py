@@ -1,0 +1,186 @@
+"""From the core's values to the messages of ``rowlock.v1``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+import rowlock
+from rowlock.bindings.checkpoint.identity import Identity
+from rowlock.bindings.device import Counters
+from rowlock.bindings.plan import Plan
+from rowlock.daemon.owner.record import TransitionRecord
+from rowlock.daemon.owner.verification import Verification
+from rowlock.daemon.owner.view import OwnerView
+from rowlock.journal.journal import Event
+from rowlock.v1 import identity_pb2, owner_pb2
+
+
+def identity_message(identity: Identity | None) -> identity_pb2.Identity | None:
+    if identity is None:
+        return None
+    return identity_pb2.Identity(
+        program=identity.program, assets=identity.assets, weights=identity.weights, digest=identity.digest
+    )
+
+
+def owner_message(view: OwnerView) -> owner_pb2.Owner:
+    resident = view.resident
+    return owner_pb2.Owner(
+        device=view.facts.device,
+        state=owner_pb2.OwnerState.Value(f"OWNER_STATE_{view.state.value}"),
+        identity=identity_message(resident.model.identity) if resident else None,
+        generation=resident.generation if resident else 0,
+        checkpoint=resident.model.checkpoint if resident else "",
+        transition=view.transition,
+        reason=view.quarantined or ("" if resident else view.reason),
+        epoch=view.epoch,
+        requests_active=view.requests_active,
+        requests_waiting=view.requests_waiting,
+    )
+
+
+def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
+    resident = view.resident
+    message = owner_pb2.DescribeResponse(
+        owner=owner_message(view),
+        version=rowlock.__version__,
+        binding=view.facts.binding,
+        versions=dict(view.facts.versions),
+        readback=view.facts.readback,
+        execution=view.facts.execution,
+        test_options=view.facts.test_options,
+        counters=counters_message(vars(view.counters)),
+    )
+    if resident is not None:
+        layout = resident.model.layout
+        message.resident_bytes = layout.nbytes
+        message.context_tokens = resident.config.context
+        message.architecture = resident.config.family
+        for name, parent in layout.parents.items():
+            message.parents.append(
+                owner_pb2.Parent(
+                    name=name,
+                    dtype=parent.dtype,
+                    rows=parent.rows,
+                    row_bytes=parent.row_bytes,
+                    allocation=resident.runtime.allocations[name].id,
+                    tensors=[
+                        owner_pb2.Placement(
+                            tensor=item.tensor.name,
+                            first_row=item.first_row,
+                            rows=item.tensor.rows,
+                            blocked=item.blocked.value if item.blocked else "",
+                        )
+                        for item in layout.in_parent(name)
+                    ],
+                )
+            )
+    return message
+
+
+def counters_message(counters: Mapping[str, int] | Counters) -> owner_pb2.Counters:
+    return owner_pb2.Counters(**(vars(counters) if isinstance(counters, Counters) else counters))
+
+
+def plan_message(plan: Plan) -> owner_pb2.Plan:
+    return owner_pb2.Plan(
+        level=owner_pb2.Level.Value(f"LEVEL_{plan.level.value}"),
+        why=plan.why,
+        target=plan.target,
+        to=identity_message(plan.to_identity),
+        generation=plan.generation,
+        changes=[
+            owner_pb2.TensorChange(
+                tensor=item.tensor,
+                parent=item.parent,
+                groups=len(item.groups),
+                rows_max=item.rows_max,
+                bytes_max=item.bytes_max,
+            )
+            for item in plan.changes
+        ],
+        blockers=[
+            owner_pb2.Blocker(tensor=item.tensor, reason=item.reason.value, detail=item.detail)
+            for item in plan.blockers
+        ],
+        groups=plan.groups,
+        rows_max=plan.rows_max,
+        bytes_max=plan.bytes_max,
+        parent_bytes=plan.parent_bytes,
+        memory_bytes=plan.memory_bytes,
+        disk_bytes=plan.disk_bytes,
+        predicted_pause_ms=plan.predicted_pause_ms,
+        irreversible=plan.irreversible,
+        undo=owner_pb2.UndoStore.Value(f"UNDO_STORE_{plan.undo.value}"),
+        assets_changed=plan.assets_changed,
+        digest=plan.digest,
+        **_from_identity(plan.from_identity),
+    )
+
+
+def event_message(transition: str, event: Event, record: TransitionRecord | None) -> owner_pb2.TransitionEvent:
+    return owner_pb2.TransitionEvent(
+        transition=transition,
+        sequence=event.sequence,
+        state=owner_pb2.TransitionState.Value(f"TRANSITION_STATE_{event.state}"),
+        time=timestamp(event.time),
+        message=event.message,
+        record=record_message(record) if record else None,
+    )
+
+
+def record_message(record: TransitionRecord) -> owner_pb2.TransitionRecord:
+    return owner_pb2.TransitionRecord(
+        id=record.id,
+        request_id=record.request_id,
+        state=owner_pb2.TransitionState.Value(f"TRANSITION_STATE_{record.state}"),
+        level=owner_pb2.Level.Value(f"LEVEL_{record.level}"),
+        kind=record.kind,
+        target=record.target,
+        to=identity_message(record.to_identity),
+        generation_from=record.generation_from,
+        generation=record.generation,
+        reason=record.reason,
+        message=record.message,
+        rows_written=record.rows_written,
+        bytes_written=record.bytes_written,
+        bytes_read_back=record.bytes_read_back,
+        groups=record.groups,
+        undo=owner_pb2.UndoStore.Value(f"UNDO_STORE_{record.undo}"),
+        counters=counters_message(record.counters),
+        phases=[owner_pb2.Phase(name=name, ms=ms) for name, ms in record.phases.items()],
+        drain_ms=record.drain_ms,
+        exclusive_ms=record.exclusive_ms,
+        blocked_ms=record.blocked_ms,
+        total_ms=record.total_ms,
+        created=timestamp(record.created),
+        ended=timestamp(record.ended) if record.ended else None,
+        writes=[owner_pb2.RowRange(**vars(item)) for item in record.writes],
+        **_from_identity(record.from_identity),
+    )
+
+
+def verify_message(result: Verification) -> owner_pb2.VerifyResponse:
+    return owner_pb2.VerifyResponse(
+        ok=result.ok,
+        identity=identity_message(result.identity),
+        generation=result.generation,
+        weights=result.weights,
+        bytes_read_back=result.bytes_read_back,
+        total_ms=result.total_ms,
+        drift=[owner_pb2.Drift(tensor=tensor, first_row=first, rows=rows) for tensor, first, rows in result.drift],
+    )
+
+
+def timestamp(seconds: float) -> Timestamp:
+    message = Timestamp()
+    message.FromMicroseconds(round(seconds * 1e6))
+    return message
+
+
+def _from_identity(identity: Identity | None) -> dict[str, Any]:
+    """``from`` is a Python keyword, so the field is set by name."""
+    return {"from": identity_message(identity)} if identity else {}

@@ -1,0 +1,1 @@
+"""The synchronous core: one thread that owns the device. No asyncio, no gRPC."""

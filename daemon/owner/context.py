@@ -1,0 +1,56 @@
+"""What the core is given from outside: time, ids, workers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as an input."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds, for differences only."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def random_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Context:
+    """Injected into everything that needs it.
+
+    Attributes:
+        clock: time.
+        new_id: makes ids that never repeat.
+        workers: run whole jobs (staging, hashing of one model, durable writes).
+        hashers: run the small pieces of such jobs; never wait for others.
+        log: takes an event name and its fields.
+
+    """
+
+    clock: Clock
+    new_id: Callable[[], str]
+    workers: Executor
+    hashers: Executor
+    log: Callable[..., None]

@@ -1,0 +1,124 @@
+"""What is known of one transition: a value, replaced at every move, kept in the journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from rowlock.bindings.checkpoint.identity import Identity
+from rowlock.bindings.device import Counters
+from rowlock.bindings.plan import Plan
+from rowlock.daemon.owner.context import Clock
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Consecutive rows of one allocation."""
+
+    parent: str
+    allocation: str
+    first_row: int
+    rows: int
+    offset_bytes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TransitionRecord:
+    """One transition, as history shows it. Times are seconds since the epoch.
+
+    Attributes:
+        kind: ``load``, ``transition`` or ``rollback``.
+        generation: taken when journaled; 0 before that.
+        reason: from the error table, when not published.
+        phases: milliseconds by phase, in order.
+        exclusive_ms: first fence to durable publish; no request runs.
+        blocked_ms: closing of admission to its reopening.
+        plan: summary of the plan, as JSON-able values.
+
+    """
+
+    id: str
+    request_id: str
+    kind: str
+    level: str
+    target: str
+    state: str
+    from_identity: Identity | None
+    to_identity: Identity
+    generation_from: int
+    created: float
+    plan: dict[str, Any]
+    undo: str
+    groups: int = 0
+    generation: int = 0
+    ended: float = 0.0
+    reason: str = ""
+    message: str = ""
+    rows_written: int = 0
+    bytes_written: int = 0
+    bytes_read_back: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    drain_ms: float = 0.0
+    exclusive_ms: float = 0.0
+    blocked_ms: float = 0.0
+    total_ms: float = 0.0
+    writes: tuple[RowRange, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record of a journal row; fields that a newer version added are ignored."""
+        values = json.loads(text)
+        known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        known["from_identity"] = Identity(**known["from_identity"]) if known["from_identity"] else None
+        known["to_identity"] = Identity(**known["to_identity"])
+        known["writes"] = tuple(RowRange(**item) for item in known["writes"])
+        return cls(**known)
+
+
+def summarise_plan(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON-able values: group lists become counts."""
+    values = asdict(plan)
+    for identity in ("from_identity", "to_identity"):
+        values.pop(identity)
+    values["changes"] = [{**change, "groups": len(change["groups"])} for change in values["changes"]]
+    return {**values, "digest": plan.digest}
+
+
+class Stopwatch:
+    """Milliseconds by phase."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start = clock.monotonic()
+        self.phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = round(self.phases.get(name, 0.0) + (self._clock.monotonic() - start) * 1000, 3)
+
+    def mark(self) -> float:
+        return self._clock.monotonic()
+
+    def since(self, mark: float) -> float:
+        """Milliseconds since a mark."""
+        return round((self._clock.monotonic() - mark) * 1000, 3)
+
+    @property
+    def total_ms(self) -> float:
+        return self.since(self._start)
+
+
+def counters_json(counters: Counters) -> dict[str, int]:
+    return asdict(counters)

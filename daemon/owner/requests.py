@@ -1,0 +1,58 @@
+"""Requests for generation, as the owner thread sees them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rowlock.bindings.checkpoint.identity import Identity
+from rowlock.bindings.device import Sampling
+from rowlock.daemon.owner.text import Text
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A counted hold of one request on the resident weights: its answer has one identity."""
+
+    identity: Identity
+    generation: int
+    text: Text
+
+
+class Sink(Protocol):
+    """Where an answer goes. Called from the owner thread; must not block."""
+
+    def started(self, lease: Lease, prompt_tokens: int) -> None: ...
+
+    def token(self, token: int) -> None: ...
+
+    def finished(self, *, stopped: bool) -> None:
+        """The last call of a good answer; ``stopped``: an end-of-sequence token was met."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """The last call of any other."""
+        ...
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One request. Frozen, but for the flag by which its client gives up.
+
+    Attributes:
+        prompt: text, tokenised by the owner's resident tokenizer, or token ids.
+        tokens: ``prompt`` tokenised under ``assets``, when that was done ahead.
+        assets: digest of the assets that ``tokens`` were made with.
+
+    """
+
+    id: str
+    prompt: str | tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    ignore_eos: bool
+    sink: Sink
+    tokens: tuple[int, ...] = ()
+    assets: str = ""
+    cancelled: threading.Event = field(default_factory=threading.Event)

@@ -1,0 +1,152 @@
+"""Which requests run: admission, steps, leases."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from rowlock.bindings.device import DeviceError, Sequence
+from rowlock.daemon.owner.requests import GenerationRequest, Lease
+from rowlock.daemon.owner.resident import Resident
+from rowlock.v1.errors import OwnerError, Reason
+
+ACTIVE_MAX: Final = 8
+"""Requests that decode at the same time."""
+WAITING_MAX: Final = 256
+"""Requests that wait for admission; past it they are refused."""
+
+
+@dataclass
+class _Active:
+    request: GenerationRequest
+    lease: Lease
+    sequence: Sequence
+    eos: frozenset[int]
+    left: int = field(default=0)
+
+
+class Scheduler:
+    """Runs requests on the resident model, one token of each at every step.
+
+    While admission is closed nothing new starts; what has started goes on to its end.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[GenerationRequest] = deque()
+        self._active: list[_Active] = []
+        self.admitting = True
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def runnable(self, resident: Resident | None) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._active) or bool(self._waiting and self.admitting and resident is not None)
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            OwnerError: QUEUE_FULL.
+
+        """
+        if len(self._waiting) >= WAITING_MAX:
+            raise OwnerError(Reason.QUEUE_FULL, f"{WAITING_MAX} requests are waiting already")
+        self._waiting.append(request)
+
+    def step(self, resident: Resident | None) -> None:
+        """Admit what fits, then advance every active request by one step."""
+        while self.admitting and resident is not None and self._waiting and len(self._active) < ACTIVE_MAX:
+            self._admit(self._waiting.popleft(), resident)
+        for active in list(self._active):
+            self._advance(active)
+        self.check_integrity()
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request, active or waiting, with an error."""
+        for active in list(self._active):
+            self._end(active)
+            active.request.sink.failed(error)
+        self.fail_waiting(error)
+
+    def fail_waiting(self, error: Exception) -> None:
+        while self._waiting:
+            self._waiting.popleft().sink.failed(error)
+
+    def check_integrity(self) -> None:
+        assert len(self._active) <= ACTIVE_MAX
+        assert len({id(item.request) for item in self._active}) == len(self._active)
+        assert len({item.lease.generation for item in self._active}) <= 1, "two identities at once"
+
+    def _admit(self, request: GenerationRequest, resident: Resident) -> None:
+        if request.cancelled.is_set():
+            request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
+            return
+        lease = Lease(resident.model.identity, resident.generation, resident.text)
+        try:
+            prompt = _prompt_tokens(request, resident)
+            sequence = resident.runtime.open_sequence(prompt, request.sampling, len(prompt) + request.max_tokens)
+        except DeviceError as error:
+            request.sink.failed(OwnerError(Reason.DEVICE_FAILED, str(error)))
+            return
+        except OwnerError as error:
+            request.sink.failed(error)
+            return
+        eos = frozenset() if request.ignore_eos else frozenset(resident.config.eos_tokens)
+        self._active.append(_Active(request, lease, sequence, eos, request.max_tokens))
+        request.sink.started(lease, len(prompt))
+
+    def _advance(self, active: _Active) -> None:
+        request = active.request
+        if request.cancelled.is_set():
+            self._end(active)
+            request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
+            return
+        try:
+            token = active.sequence.advance()
+        except DeviceError as error:
+            self._end(active)
+            request.sink.failed(OwnerError(Reason.DEVICE_FAILED, str(error)))
+            return
+        if token is None:
+            return
+        stopped = token in active.eos
+        if not stopped:
+            request.sink.token(token)
+            active.left -= 1
+        if stopped or active.left == 0:
+            self._end(active)
+            request.sink.finished(stopped=stopped)
+
+    def _end(self, active: _Active) -> None:
+        active.sequence.close()
+        self._active.remove(active)
+
+
+def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[int, ...]:
+    """The prompt under the resident assets: tokenised again when they changed meanwhile."""
+    if isinstance(request.prompt, tuple):
+        prompt = request.prompt
+    elif request.assets == resident.text.digest:
+        prompt = request.tokens
+    else:
+        prompt = resident.text.encode(request.prompt)
+    config = resident.config
+    if not prompt:
+        raise OwnerError(Reason.ARGUMENT_INVALID, "prompt: is empty")
+    if max(prompt) >= config.vocab:
+        raise OwnerError(
+            Reason.ARGUMENT_INVALID, f"tokens: {max(prompt)} is not below the vocabulary of {config.vocab}"
+        )
+    if len(prompt) + request.max_tokens > config.context:
+        raise OwnerError(
+            Reason.CONTEXT_EXCEEDED,
+            f"{len(prompt)} prompt tokens and {request.max_tokens} new ones exceed the context of {config.context}",
+        )
+    return prompt

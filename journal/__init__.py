@@ -1,0 +1,1 @@
+"""What survives the process: the SQLite journal and the undo files."""

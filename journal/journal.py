@@ -1,0 +1,299 @@
+"""The journal: every transition, every generation, in one SQLite file.
+
+All writes go through the methods here, each one transaction. WAL with
+``synchronous=FULL``: a returned method is durable. A COMMIT that raises has an unknown
+outcome; :class:`CommitUnknownError` says so, and :meth:`Journal.settle` finds out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sqlite_utils import Database
+
+from rowlock.journal.migrations import KNOWN, migrations
+
+FILE_NAME: Final = "journal.sqlite"
+
+
+class JournalError(Exception):
+    """The journal cannot be opened, read or written. Nothing of the failed write is there."""
+
+
+class CommitUnknownError(JournalError):
+    """A COMMIT raised: it may or may not be on disk."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One state move of a transition.
+
+    Attributes:
+        sequence: from 1 on, without gaps, within the transition.
+        state: the state entered.
+        time: seconds since the epoch.
+
+    """
+
+    sequence: int
+    state: str
+    time: float
+    message: str
+
+
+@dataclass(frozen=True)
+class TransitionRow:
+    """One transition; ``record`` is the owner's JSON text, opaque here."""
+
+    id: str
+    request_id: str | None
+    request_digest: str
+    state: str
+    generation: int | None
+    record: str
+
+
+@dataclass(frozen=True)
+class GenerationRow:
+    """One published identity.
+
+    Attributes:
+        transition_id: what published it.
+        previous: the generation before it, None for the first.
+        checkpoint: directory that it can be rebuilt from.
+        level: of that transition, ``B1`` or ``B2``.
+        undo: where the before-images are: ``NONE``, ``DURABLE`` or ``MEMORY``.
+
+    """
+
+    generation: int
+    transition_id: str
+    previous: int | None
+    program: str
+    assets: str
+    weights: str
+    checkpoint: str
+    level: str
+    undo: str
+
+
+class Journal:
+    """See the module's text. Safe for use by several threads."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        """Open or create.
+
+        Raises:
+            JournalError: unreadable, of a newer version, or of another device.
+
+        """
+        self._path = directory / FILE_NAME
+        self._lock = threading.Lock()
+        try:
+            self._db = _connect(self._path)
+            _check_version(self._db, self._path)
+            migrations.apply(self._db)
+            with self._db.atomic():
+                self._db.execute("INSERT OR IGNORE INTO owner VALUES (1, ?, 1, NULL)", [device])
+            self._reader = _connect(self._path)
+        except (sqlite3.Error, OSError) as error:
+            raise JournalError(f"{self._path}: {error}") from error
+        self._reader_lock = threading.Lock()
+        found = self._one("SELECT device FROM owner")["device"]
+        if found != device:
+            raise JournalError(
+                f"{self._path}: belongs to device {found!r}, not to {device!r}; "
+                "give each device its own state directory"
+            )
+
+    def close(self) -> None:
+        with self._lock, self._reader_lock:
+            self._db.close()
+            self._reader.close()
+
+    # Writes, in the order of a transition's life.
+
+    def open_transition(self, row: TransitionRow, event: Event) -> None:
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO transitions (id, number, request_id, request_digest, state, open, record) "
+                "SELECT ?, coalesce(max(number), 0) + 1, ?, ?, ?, 1, ? FROM transitions",
+                [row.id, row.request_id, row.request_digest, row.state, row.record],
+            )
+            _insert_events(db, row.id, [event])
+
+    def move(self, id: str, record: str, event: Event) -> None:  # noqa: A002 - the field's name
+        """Enter a state that is not terminal."""
+        with self._transaction() as db:
+            _update(db, id, event.state, record, is_open=True)
+            _insert_events(db, id, [event])
+
+    def mark_journaled(self, id: str, event: Event, record_of: Callable[[int], str]) -> int:  # noqa: A002
+        """Intent is durable: from here on device writes may have begun.
+
+        Args:
+            id: the transition.
+            event: of entering the state.
+            record_of: makes the record, given the generation.
+
+        Returns:
+            The generation: a number never given out before.
+
+        """
+        with self._transaction() as db:
+            taken = db.execute("UPDATE owner SET next_generation = next_generation + 1 RETURNING next_generation - 1")
+            generation = int(taken.fetchall()[0][0])
+            _update(db, id, event.state, record_of(generation), is_open=True)
+            db.execute("UPDATE transitions SET generation = ? WHERE id = ?", [generation, id])
+            _insert_events(db, id, [event])
+        return generation
+
+    def publish(self, row: GenerationRow, state: str, record: str, events: Sequence[Event]) -> None:
+        """The single step that makes a generation the owner's identity."""
+        with self._transaction() as db:
+            _update(db, row.transition_id, state, record, is_open=False)
+            _insert_events(db, row.transition_id, events)
+            db.table("generations").insert(vars(row))
+            db.execute("UPDATE owner SET current_generation = ?", [row.generation])
+
+    def end(self, id: str, state: str, record: str, events: Sequence[Event]) -> None:  # noqa: A002
+        """Enter a terminal state other than published."""
+        with self._transaction() as db:
+            _update(db, id, state, record, is_open=False)
+            _insert_events(db, id, events)
+
+    def amend(self, id: str, record: str) -> None:  # noqa: A002
+        """Replace the record of an ended transition."""
+        with self._transaction() as db:
+            db.execute("UPDATE transitions SET record = ? WHERE id = ? AND open = 0", [record, id])
+
+    def settle(self, id: str) -> str:  # noqa: A002
+        """After :class:`CommitUnknownError`: the state that is really on disk.
+
+        A write on a reopened connection must succeed first; only then is what it reads final.
+
+        Raises:
+            JournalError: it cannot be found out.
+
+        """
+        with self._lock:
+            try:
+                self._db.close()
+                self._db = _connect(self._path)
+                with self._db.atomic():
+                    self._db.execute("UPDATE owner SET id = id")
+            except (sqlite3.Error, OSError) as error:
+                raise JournalError(f"{self._path}: {error}") from error
+        return str(self._one("SELECT state FROM transitions WHERE id = ?", [id])["state"])
+
+    # Reads; they never wait for a write.
+
+    def current(self) -> GenerationRow | None:
+        rows = self._all("SELECT * FROM generations WHERE generation = (SELECT current_generation FROM owner)")
+        return GenerationRow(**rows[0]) if rows else None
+
+    def generation(self, number: int) -> GenerationRow | None:
+        rows = self._all("SELECT * FROM generations WHERE generation = ?", [number])
+        return GenerationRow(**rows[0]) if rows else None
+
+    def generations(self) -> list[GenerationRow]:
+        """Newest first."""
+        return [GenerationRow(**row) for row in self._all("SELECT * FROM generations ORDER BY generation DESC")]
+
+    def undo_owners(self) -> list[GenerationRow]:
+        """Generations with a durable undo, newest first."""
+        return [row for row in self.generations() if row.undo == "DURABLE"]
+
+    def find(self, id_or_request: str) -> TransitionRow | None:
+        """A transition by its id or its request id."""
+        rows = self._all(f"SELECT {_COLUMNS} FROM transitions WHERE id = ?1 OR request_id = ?1", [id_or_request])
+        return TransitionRow(**rows[0]) if rows else None
+
+    def open_transitions(self) -> list[TransitionRow]:
+        return [TransitionRow(**row) for row in self._all(f"SELECT {_COLUMNS} FROM transitions WHERE open = 1")]
+
+    def transitions(self, limit: int, before: str = "") -> list[TransitionRow]:
+        """Newest first; ``before``: only those older than this id."""
+        where = "WHERE number < (SELECT number FROM transitions WHERE id = ?)" if before else "WHERE ? = ''"
+        query = f"SELECT {_COLUMNS} FROM transitions {where} ORDER BY number DESC LIMIT ?"
+        return [TransitionRow(**row) for row in self._all(query, [before, limit])]
+
+    def events(self, id: str) -> list[Event]:  # noqa: A002
+        rows = self._all(
+            "SELECT sequence, state, time, message FROM events WHERE transition_id = ? ORDER BY sequence",
+            [id],
+        )
+        return [Event(**row) for row in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Database]:
+        with self._lock:
+            conn = self._db.conn
+            try:
+                conn.execute("BEGIN IMMEDIATE")
+                yield self._db
+            except sqlite3.Error as error:
+                _roll_back(conn)
+                raise JournalError(f"{self._path}: {error}") from error
+            except BaseException:
+                _roll_back(conn)
+                raise
+            try:
+                conn.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise CommitUnknownError(f"{self._path}: COMMIT: {error}") from error
+
+    def _all(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        with self._reader_lock:
+            try:
+                return list(self._reader.query(query, parameters))
+            except sqlite3.Error as error:
+                raise JournalError(f"{self._path}: {error}") from error
+
+    def _one(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
+        return self._all(query, parameters)[0]
+
+
+_COLUMNS: Final = "id, request_id, request_digest, state, generation, record"
+
+
+def _connect(path: Path) -> Database:
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+    db = Database(connection, execute_plugins=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA foreign_keys = ON")
+    return db
+
+
+def _check_version(db: Database, path: Path) -> None:
+    newer = {item.name for item in migrations.applied(db)} - set(KNOWN)
+    if newer:
+        raise JournalError(f"{path}: written by a newer rowlock ({', '.join(sorted(newer))}); upgrade the daemon")
+
+
+def _update(db: Database, id: str, state: str, record: str, *, is_open: bool) -> None:  # noqa: A002
+    changed = db.execute(
+        "UPDATE transitions SET state = ?, record = ?, open = ? WHERE id = ? AND open = 1",
+        [state, record, int(is_open), id],
+    ).rowcount
+    assert changed == 1, f"transition {id} is not open"
+
+
+def _insert_events(db: Database, id: str, events: Sequence[Event]) -> None:  # noqa: A002
+    for event in events:
+        db.execute(
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
+            [id, event.sequence, event.state, event.time, event.message],
+        )
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
