@@ -57,7 +57,7 @@ async def _run(settings: Settings) -> None:
     with ExitStack() as closing:
         lock = DeviceLock(settings.device)
         closing.callback(lock.release)
-        owner = _build_owner(settings, closing, log)
+        owner = build_owner(settings, closing, log)
         server = ApiServer(owner, settings.socket)
         await server.start()
         log.info("daemon.listening", socket=str(settings.socket), device=settings.device, pid=os.getpid())
@@ -74,7 +74,7 @@ async def _run(settings: Settings) -> None:
     log.info("daemon.stopped")
 
 
-def _build_owner(settings: Settings, closing: ExitStack, log: structlog.stdlib.BoundLogger) -> Owner:
+def build_owner(settings: Settings, closing: ExitStack, log: structlog.stdlib.BoundLogger) -> Owner:
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     journal = Journal(settings.state, settings.device)
     closing.callback(journal.close)

@@ -1,0 +1,5 @@
+"""``python -m rowlock.cli``."""
+
+from rowlock.cli.main import main
+
+main()

@@ -1,0 +1,88 @@
+"""A daemon as a child process, for the demo: its own directories, ended with its parent's block."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rowlock.cli.client import EXIT_UNREACHABLE, Client, ClientError
+
+START_S: Final = 120.0
+STOP_S: Final = 30.0
+LOG_TAIL: Final = 2000
+
+
+class DaemonProcess:
+    """``rowlock serve`` in a child process, ready when the block begins.
+
+    Args:
+        state: state directory and log.
+        options: further options of ``rowlock serve``.
+
+    """
+
+    def __init__(self, state: Path, options: list[str]) -> None:
+        self._state = state
+        self._options = options
+
+    def __enter__(self) -> Self:
+        self._state.mkdir(parents=True, exist_ok=True)
+        # Socket paths are limited to 107 bytes, so not below the state directory.
+        self._runtime = tempfile.TemporaryDirectory(prefix="rowlock-")
+        socket = Path(self._runtime.name) / "cpu.sock"
+        self._log = self._state / "daemon.log"
+        arguments = ["serve", "--state", str(self._state), "--socket", str(socket), *self._options]
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rowlock.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "ROWLOCK_RUNTIME_DIR": self._runtime.name},
+            )
+        self.client = Client(f"unix:{socket}", timeout_s=None)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self.client.close()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._runtime.cleanup()
+
+    def _wait_ready(self) -> None:
+        """Until inference is healthy. Raises ClientError with the end of the log."""
+        deadline = time.monotonic() + START_S
+        with grpc.insecure_channel(self.client.endpoint) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while time.monotonic() < deadline and self.process.poll() is None:
+                try:
+                    for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True):
+                        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                            return
+                except grpc.RpcError:
+                    continue
+        tail = self._log.read_text(errors="replace")[-LOG_TAIL:]
+        raise ClientError(f"the daemon did not become ready; its log {self._log} ends:\n{tail}", EXIT_UNREACHABLE)
