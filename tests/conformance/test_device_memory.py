@@ -1,0 +1,155 @@
+"""The contract of ``DeviceMemory``, on every binding there is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rowlock.bindings.cpu.binding import CpuBinding
+from rowlock.bindings.device import Allocation, Binding, DeviceError, DeviceFault
+from rowlock.bindings.model.layout import ParentInfo
+
+FACTORIES: dict[str, Callable[[Path], Binding]] = {
+    "cpu": lambda _path: CpuBinding(threads=1),
+    # the same, through the seam at which faults are injected
+    "cpu-seam": lambda path: CpuBinding(threads=1, fault_file=path / "no-fault.json"),
+}
+PARENT = ParentInfo("p", "BF16", 50, 40)
+
+
+@pytest.fixture(params=FACTORIES)
+def binding(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Binding]:
+    opened = FACTORIES[request.param](tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def allocation(binding: Binding) -> Allocation:
+    allocation = binding.memory.allocate(PARENT)
+    binding.memory.write_rows(allocation, 0, pattern(50))
+    binding.memory.fence()
+    return allocation
+
+
+def pattern(rows: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, rows * 40, np.uint8)
+
+
+def read(binding: Binding, allocation: Allocation, first: int = 0, rows: int = 50) -> np.ndarray:
+    out = np.zeros(rows * 40, np.uint8)
+    binding.memory.read_rows(allocation, first, out)
+    return out
+
+
+def test_round_trip(binding: Binding, allocation: Allocation) -> None:
+    assert np.array_equal(read(binding, allocation), pattern(50))
+    assert np.array_equal(read(binding, allocation, 7, 3), pattern(50)[280:400])
+
+
+@pytest.mark.parametrize(("first", "rows"), [(0, 1), (49, 1), (10, 17), (0, 50)])
+def test_exactly_these_rows_change(binding: Binding, allocation: Allocation, first: int, rows: int) -> None:
+    new = pattern(rows, seed=2)
+    binding.memory.write_rows(allocation, first, new)
+    binding.memory.fence()
+    expected = pattern(50)
+    expected[first * 40 : (first + rows) * 40] = new
+    assert np.array_equal(read(binding, allocation), expected)
+
+
+def test_overlapping_writes_take_effect_in_order(binding: Binding, allocation: Allocation) -> None:
+    for seed in (2, 3):
+        binding.memory.write_rows(allocation, 5, pattern(10, seed))
+    binding.memory.fence()
+    assert np.array_equal(read(binding, allocation, 5, 10), pattern(10, 3))
+
+
+def test_a_write_adopts_nothing(binding: Binding, allocation: Allocation) -> None:
+    source = pattern(50, seed=4)
+    binding.memory.write_rows(allocation, 0, source)
+    binding.memory.fence()
+    source[:] = 0
+    assert np.array_equal(read(binding, allocation), pattern(50, seed=4))
+
+
+def test_a_read_shares_nothing(binding: Binding, allocation: Allocation) -> None:
+    read(binding, allocation)[:] = 0
+    first = read(binding, allocation)
+    binding.memory.write_rows(allocation, 0, pattern(50, seed=5))
+    binding.memory.fence()
+    assert np.array_equal(first, pattern(50)), "a result changed after it was returned"
+    first[:] = 0
+    assert np.array_equal(read(binding, allocation), pattern(50, seed=5))
+
+
+def test_allocations_do_not_touch_each_other(binding: Binding, allocation: Allocation) -> None:
+    other = binding.memory.allocate(PARENT)
+    assert other.id != allocation.id
+    binding.memory.write_rows(other, 0, pattern(50, seed=6))
+    binding.memory.fence()
+    assert np.array_equal(read(binding, allocation), pattern(50))
+    binding.memory.release(other)
+    assert np.array_equal(read(binding, allocation), pattern(50))
+
+
+@pytest.mark.parametrize(("first", "nbytes"), [(50, 40), (49, 80), (-1, 40), (0, 39), (0, 51 * 40)])
+def test_bounds_are_checked_before_any_effect(
+    binding: Binding, allocation: Allocation, first: int, nbytes: int
+) -> None:
+    with pytest.raises(AssertionError):
+        binding.memory.write_rows(allocation, first, np.zeros(nbytes, np.uint8))
+    with pytest.raises(AssertionError):
+        binding.memory.read_rows(allocation, first, np.zeros(nbytes, np.uint8))
+    assert np.array_equal(read(binding, allocation), pattern(50))
+
+
+def test_ids_are_never_used_again(binding: Binding) -> None:
+    ids = set()
+    for _ in range(20):
+        allocation = binding.memory.allocate(PARENT)
+        ids.add(allocation.id)
+        binding.memory.release(allocation)
+    assert len(ids) == 20
+
+
+def test_what_is_released_is_gone(binding: Binding, allocation: Allocation) -> None:
+    binding.memory.release(allocation)
+    with pytest.raises(AssertionError):
+        binding.memory.release(allocation)
+    with pytest.raises(AssertionError):
+        read(binding, allocation)
+
+
+def test_out_of_memory_leaves_nothing(binding: Binding, allocation: Allocation) -> None:
+    before = binding.counters.snapshot()
+    with pytest.raises(DeviceError) as caught:
+        binding.memory.allocate(ParentInfo("huge", "BF16", 2**40, 2**20))
+    assert caught.value.fault is DeviceFault.OUT_OF_MEMORY
+    assert binding.counters.allocations == before.allocations
+    assert np.array_equal(read(binding, allocation), pattern(50))
+
+
+def test_close_is_idempotent(binding: Binding, allocation: Allocation) -> None:
+    binding.memory.close()
+    binding.memory.close()
+    with pytest.raises(AssertionError):
+        read(binding, allocation)
+
+
+def test_a_probe_changes_nothing(binding: Binding, allocation: Allocation) -> None:
+    binding.memory.probe()
+    assert np.array_equal(read(binding, allocation), pattern(50))
+
+
+def test_counters_count(binding: Binding, allocation: Allocation) -> None:
+    before = binding.counters.snapshot()
+    binding.memory.write_rows(allocation, 3, pattern(2))
+    binding.memory.fence()
+    read(binding, allocation, 0, 5)
+    change = binding.counters.since(before)
+    assert (change.bytes_written, change.bytes_read_back) == (80, 200)
+    assert change.native_calls == 3
+    assert (change.uploads, change.allocations, change.compiles, change.program_loads) == (0, 0, 0, 0)

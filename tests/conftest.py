@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from support.checkpoints import write_tiny
+from support.owners import OwnerHarness, running_owner
+
+ROOT = Path(__file__).resolve().parent.parent
+# The same examples in every run; `--hypothesis-seed=N` explores others.
+settings.register_profile("rowlock", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("rowlock")
+MODEL = ROOT / ".cache" / "smollm2-135m"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the real model fail, rather than vanish, where the model is absent: `make test` makes it."""
+    for item in items:
+        if "real_model" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.model)
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    assert MODEL.is_dir(), f"{MODEL} is missing: run `make test`, which converts it"
+    return MODEL
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint; never written to."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture
+def fault_file(tmp_path: Path) -> Path:
+    return tmp_path / "fault.json"
+
+
+@pytest.fixture
+def owner(tmp_path: Path, tiny: Path, fault_file: Path) -> Iterator[OwnerHarness]:
+    """A running owner with the tiny model resident."""
+    with running_owner(tmp_path / "state", tiny, fault_file) as harness:
+        yield harness

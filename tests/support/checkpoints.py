@@ -1,0 +1,118 @@
+"""Tiny random checkpoints, and changes to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.checkpoint.gguf import to_bf16
+from rowlock.bindings.checkpoint.tensors import TensorInfo
+from rowlock.bindings.checkpoint.writer import write_safetensors
+from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.layout import build_layout
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "vocab_size": 260,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 256,
+}
+
+
+def write_tiny(directory: Path, seed: int = 0, dtype: str = "BF16", **config: Any) -> Path:
+    """A tiny Llama with random weights and a byte-level tokenizer. The seed decides every byte."""
+    directory.mkdir(parents=True)
+    full = {**TINY, **config}
+    (directory / "config.json").write_text(json.dumps(full))
+    write_tokenizer(directory)
+    write_weights(directory, random_tensors(full, seed, dtype))
+    return directory
+
+
+def random_tensors(config: dict[str, Any], seed: int, dtype: str = "BF16") -> dict[TensorInfo, bytes]:
+    random = np.random.default_rng(seed)
+    layout = build_layout(parse_config(Path(), config, {}), dtype)
+    tensors = {}
+    for placement in layout.placements.values():
+        values = random.normal(0, 0.3, placement.tensor.shape).astype(np.float32)
+        if "norm" in placement.tensor.name:
+            values = np.abs(values) + np.float32(0.5)
+        tensors[placement.tensor] = encode(values, dtype)
+    return tensors
+
+
+def encode(values: np.ndarray, dtype: str) -> bytes:
+    if dtype == "BF16":
+        return to_bf16(values).tobytes()
+    return values.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
+
+
+def write_weights(directory: Path, tensors: dict[TensorInfo, bytes], name: str = "model.safetensors") -> None:
+    (directory / name).unlink(missing_ok=True)
+    write_safetensors(directory / name, tensors, tensors.values(), {"format": "pt"})
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Bytes as tokens 0..255, then an end-of-sequence token 256."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def copy(base: Path, directory: Path) -> Path:
+    shutil.copytree(base, directory, ignore=shutil.ignore_patterns(".rowlock"))
+    return directory
+
+
+def change_rows(base: Path, directory: Path, tensor: str, rows: list[int], change: Callable[[bytes], bytes]) -> Path:
+    """A copy in which some rows of a tensor are other bytes."""
+    copy(base, directory)
+    with Checkpoint.open(directory) as checkpoint:
+        extent = checkpoint.extents[tensor]
+    with open(extent.path, "r+b") as file:
+        for row in rows:
+            offset = extent.offset + row * extent.tensor.row_bytes
+            file.seek(offset)
+            old = file.read(extent.tensor.row_bytes)
+            file.seek(offset)
+            file.write(change(old))
+    return directory
+
+
+def negate(row: bytes) -> bytes:
+    """Flip the sign of every bf16 value."""
+    values = np.frombuffer(row, np.uint16) ^ np.uint16(0x8000)
+    return values.tobytes()
+
+
+def read_tensor(directory: Path, tensor: str) -> bytes:
+    with Checkpoint.open(directory) as checkpoint:
+        out = np.empty(checkpoint.tensors[tensor].nbytes, np.uint8)
+        checkpoint.read_into(tensor, 0, out)
+    return out.tobytes()
+
+
+EMBED = "model.embed_tokens.weight"
+Q0 = "model.layers.0.self_attn.q_proj.weight"
+K0 = "model.layers.0.self_attn.k_proj.weight"
+NORM = "model.norm.weight"

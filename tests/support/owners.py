@@ -1,0 +1,147 @@
+"""A whole owner in this process: the real thread, journal, files and CPU binding."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rowlock.bindings.checkpoint.identity import Identity
+from rowlock.bindings.device import Sampling
+from rowlock.bindings.plan import Require
+from rowlock.daemon.owner.owner import Admission, Owner
+from rowlock.daemon.owner.record import TransitionRecord
+from rowlock.daemon.owner.requests import GenerationRequest, Lease
+from rowlock.daemon.owner.verification import Verification
+from rowlock.daemon.service import build_owner
+from rowlock.daemon.settings import Settings
+
+WAIT_S = 60
+
+
+class NullLog:
+    def info(self, *_args: Any, **_fields: Any) -> None:
+        """Say nothing."""
+
+    warning = error = info
+
+
+@dataclass
+class Answer:
+    """A sink that collects an answer."""
+
+    events: queue.Queue[Any] = field(default_factory=queue.Queue)
+    lease: Lease | None = None
+    tokens: list[int] = field(default_factory=list)
+    stopped: bool | None = None
+
+    def started(self, lease: Lease, prompt_tokens: int) -> None:
+        self.lease = lease
+        self.events.put("started")
+
+    def token(self, token: int) -> None:
+        self.tokens.append(token)
+        self.events.put(token)
+
+    def finished(self, *, stopped: bool) -> None:
+        self.stopped = stopped
+        self.events.put(None)
+
+    def failed(self, error: Exception) -> None:
+        self.events.put(error)
+
+    def wait(self) -> list[int]:
+        """All tokens. Raises what the request failed with."""
+        while True:
+            item = self.events.get(timeout=WAIT_S)
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return self.tokens
+
+    def wait_token(self) -> None:
+        while not isinstance(self.events.get(timeout=WAIT_S), int):
+            pass
+
+    @property
+    def identity(self) -> Identity:
+        assert self.lease is not None
+        return self.lease.identity
+
+
+class OwnerHarness:
+    """An owner and short ways to use it."""
+
+    def __init__(self, owner: Owner, state: Path) -> None:
+        self.owner = owner
+        self.state = state
+
+    def begin(self, target: Path, require: Require = Require.AUTO, **options: Any) -> str:
+        """Plan and admit; the transition's id."""
+        plan, opened = self.owner.planner.transition(self.owner.view.resident, target, require)
+        return self.owner.admit(Admission(plan, opened, "transition", **options)).result(WAIT_S)
+
+    def transition(self, target: Path, require: Require = Require.AUTO, **options: Any) -> TransitionRecord:
+        return self.end_of(self.begin(target, require, **options))
+
+    def rollback(self) -> TransitionRecord:
+        plan, opened = self.owner.planner.rollback(self.owner.view.resident)
+        return self.end_of(self.owner.admit(Admission(plan, opened, "rollback")).result(WAIT_S))
+
+    def end_of(self, transition: str) -> TransitionRecord:
+        """The record of a transition once it has ended."""
+        news: queue.Queue[None] = queue.Queue()
+
+        def listener() -> None:
+            news.put(None)
+
+        self.owner.followers.add(transition, listener)
+        try:
+            while self.owner.is_live(transition):
+                news.get(timeout=WAIT_S)
+        finally:
+            self.owner.followers.remove(transition, listener)
+        row = self.owner.journal.find(transition)
+        assert row is not None
+        return TransitionRecord.from_json(row.record)
+
+    def ask(self, prompt: str | tuple[int, ...] = "hello", max_tokens: int = 12, **options: Any) -> Answer:
+        answer = Answer()
+        sampling = options.pop("sampling", Sampling())
+        ignore_eos = options.pop("ignore_eos", True)
+        self.owner.generate(GenerationRequest("r", prompt, max_tokens, sampling, ignore_eos, answer, **options))
+        return answer
+
+    def tokens(self, prompt: str = "hello", max_tokens: int = 12) -> list[int]:
+        return self.ask(prompt, max_tokens).wait()
+
+    def verify(self) -> Verification:
+        return self.owner.verify().result(WAIT_S)
+
+    @property
+    def identity(self) -> Identity:
+        resident = self.owner.view.resident
+        assert resident is not None
+        return resident.model.identity
+
+    @property
+    def core(self) -> Any:
+        """The owner's inside: for planting trouble, never for checking outcomes."""
+        return self.owner._core
+
+
+@contextmanager
+def running_owner(state: Path, checkpoint: Path | None, fault_file: Path | None = None) -> Iterator[OwnerHarness]:
+    """An owner that has finished loading, or failing to."""
+    settings = Settings("cpu", state, state / "unused.sock", checkpoint, threads=2, fault_file=fault_file)
+    with ExitStack() as closing:
+        owner = build_owner(settings, closing, NullLog())  # type: ignore[arg-type]
+        started = owner.start(checkpoint)
+        try:
+            started.exception(WAIT_S)
+            yield OwnerHarness(owner, state)
+        finally:
+            owner.stop()

@@ -1,0 +1,31 @@
+"""The one table of reasons."""
+
+from __future__ import annotations
+
+import grpc
+
+from rowlock.v1.errors import REASONS, OwnerError, Reason
+
+
+def test_every_reason_has_a_row_with_a_hint() -> None:
+    assert set(REASONS) == set(Reason)
+    for info in REASONS.values():
+        assert info.hint
+        assert info.exit_code in {2, 3, 6, 7, 8, 9}
+        assert info.status is not grpc.StatusCode.OK
+
+
+def test_what_to_do_follows_from_the_status() -> None:
+    """Retry the call, re-read and retry, fix the state first, bytes differ."""
+    status = {reason: info.status for reason, info in REASONS.items()}
+    code = grpc.StatusCode
+    assert {r for r, s in status.items() if s is code.UNAVAILABLE} == {Reason.STOPPING, Reason.INTERRUPTED}
+    assert {r for r, s in status.items() if s is code.ABORTED} == {
+        Reason.GENERATION_STALE, Reason.PLAN_CHANGED, Reason.TRANSITION_OPEN,
+    }  # fmt: skip
+    assert {r for r, s in status.items() if s is code.DATA_LOSS} == {Reason.DRIFT, Reason.VERIFY_MISMATCH}
+
+
+def test_an_error_carries_the_tables_hint_unless_it_knows_better() -> None:
+    assert OwnerError(Reason.EMPTY, "x").hint == REASONS[Reason.EMPTY].hint
+    assert OwnerError(Reason.EMPTY, "x", "do y").hint == "do y"

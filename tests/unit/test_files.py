@@ -1,0 +1,56 @@
+"""Durable files and undo files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rowlock.journal.files import OsFiles
+from rowlock.journal.undo import UndoError, UndoFiles
+
+
+def test_a_write_replaces_whole_and_makes_directories(tmp_path: Path) -> None:
+    files, path = OsFiles(), tmp_path / "a" / "b" / "c"
+    files.write(path, [b"old"])
+    files.write(path, [b"n", memoryview(b"ew")])
+    assert files.read(path) == b"new"
+    assert [item.name for item in path.parent.iterdir()] == ["c"]
+    files.remove(path)
+    files.remove(path)
+    assert not path.exists()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    files, path = OsFiles(), tmp_path / "c"
+    files.write(path, [b"old"])
+
+    def broken():  # type: ignore[no-untyped-def]
+        yield b"ne"
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        files.write(path, broken())
+    assert files.read(path) == b"old"
+    assert [item.name for item in tmp_path.iterdir()] == ["c"]
+
+
+def test_undo_round_trip(tmp_path: Path) -> None:
+    undo = UndoFiles(tmp_path, OsFiles())
+    groups = {("a", 0): memoryview(b"x" * 10), ("a", 7): memoryview(b""), ("b", 3): memoryview(b"yz")}
+    undo.write("t", groups)
+    assert {key: bytes(value) for key, value in undo.read("t").items()} == {k: bytes(v) for k, v in groups.items()}
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw + b"x", lambda raw: raw[:4], lambda _: b""])
+def test_a_damaged_undo_is_refused(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    undo = UndoFiles(tmp_path, OsFiles())
+    path = undo.write("t", {("a", 0): memoryview(b"0123456789")})
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UndoError, match=r"t\.undo"):
+        undo.read("t")
+
+
+def test_an_absent_undo_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UndoError, match=r"nope\.undo"):
+        UndoFiles(tmp_path, OsFiles()).read("nope")

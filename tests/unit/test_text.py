@@ -1,0 +1,57 @@
+"""Streaming text: what is given out never has to be taken back, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.checkpoints import copy
+
+from rowlock.bindings.checkpoint.assets import read_assets
+from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.daemon.owner.text import Text, TextStream
+
+
+@pytest.fixture(scope="module")
+def text(tiny: Path) -> Text:
+    return Text(tiny, read_assets(tiny))
+
+
+def streamed(text: Text, tokens: list[int]) -> list[str]:
+    stream = TextStream(text)
+    return [*(stream.add([token]) for token in tokens), stream.finish()]
+
+
+@given(st.text(max_size=60))
+def test_pieces_join_to_the_whole(text: Text, content: str) -> None:
+    tokens = list(text.encode(content))
+    assert "".join(streamed(text, tokens)) == text.decode(tokens)
+
+
+def test_a_character_appears_when_its_last_byte_does(text: Text) -> None:
+    tokens = list(text.encode("a\u20acb"))
+    assert streamed(text, tokens) == ["a", "", "", "\u20ac", "b", ""]
+
+
+def test_an_incomplete_character_is_not_lost(text: Text) -> None:
+    tokens = list(text.encode("a\u20ac"))[:-1]
+    assert "".join(streamed(text, tokens)) == "a\ufffd"
+
+
+@given(st.lists(st.integers(0, 255), max_size=40))
+def test_any_bytes_join_to_the_whole(text: Text, tokens: list[int]) -> None:
+    assert "".join(streamed(text, tokens)) == text.decode(tokens)
+
+
+def test_a_broken_tokenizer_is_refused(tiny: Path, tmp_path: Path) -> None:
+    directory = copy(tiny, tmp_path / "broken")
+    (directory / "tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
+        Text(directory, read_assets(directory))
+    assert caught.value.fault is CheckpointFault.MALFORMED
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        Text(directory, read_assets(directory))
+    assert caught.value.fault is CheckpointFault.MISSING
