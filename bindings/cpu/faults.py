@@ -7,7 +7,7 @@ operation. While the file does not exist nothing happens. Its content is JSON::
      "skip": 0, "count": 1, "bit": 0}
 
 The first ``skip`` operations of that kind pass; the next ``count`` are hit; then the
-file is removed.
+file is removed. Removing it earlier disarms the fault.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FaultFile:
 
     def take(self, operation: Operation) -> Fault | None:
         """The fault that hits this operation now, if any."""
-        if self._armed is None:
+        if self._armed is None or not self.path.exists():
             self._armed = self._read()
         fault = self._armed
         if fault is None or fault.operation is not operation:

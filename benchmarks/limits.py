@@ -1,0 +1,91 @@
+"""What this machine can do at best, measured in the same run as what is compared with it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+REPEATS = 5
+CHUNK = 4 << 20
+
+
+def measure_limits(path: Path, threads: int) -> dict[str, float]:
+    """Median GB/s of each limit, over the bytes of one file.
+
+    ``read``: page-cached file into warm memory. ``read_fresh``: into fresh memory.
+    ``copy`` and ``copy_fresh``: memory to warm, and to fresh, memory. ``blake3``: groups of
+    64 KiB. ``compare``: two buffers as integers. ``durable``: write and fsync of 64 MiB.
+    """
+    size = path.stat().st_size // CHUNK * CHUNK
+    source = np.fromfile(path, np.uint8, size)
+    warm = np.ones(size, np.uint8)
+    spans = [slice(start, start + CHUNK) for start in range(0, size, CHUNK)]
+    with ThreadPoolExecutor(threads) as executor, open(path, "rb") as file:
+
+        def on_all(job: Callable[[slice], object]) -> Callable[[], None]:
+            def run() -> None:
+                for _ in executor.map(job, spans):
+                    pass
+
+            return run
+
+        def read(target: np.ndarray) -> Callable[[slice], object]:
+            return lambda span: os.preadv(file.fileno(), [target[span].data], span.start)
+
+        def hash_groups(span: slice) -> None:
+            view = source[span].data
+            for start in range(0, CHUNK, 65536):
+                blake3(view[start : start + 65536]).digest()
+
+        def read_fresh() -> None:
+            on_all(read(np.empty(size, np.uint8)))()
+
+        def copy_fresh() -> None:
+            target = np.empty(size, np.uint8)
+            on_all(lambda span: np.copyto(target[span], source[span]))()
+
+        def compare() -> None:
+            on_all(lambda span: np.array_equal(warm[span].view(np.uint64), source[span].view(np.uint64)))()
+
+        jobs = {
+            "read": on_all(read(warm)),
+            "read_fresh": read_fresh,
+            "copy": on_all(lambda span: np.copyto(warm[span], source[span])),
+            "copy_fresh": copy_fresh,
+            "blake3": on_all(hash_groups),
+            "compare": compare,
+        }
+        return {name: round(size / 1e9 / _median_seconds(job), 2) for name, job in jobs.items()}
+
+
+def measure_durable(directory: Path, nbytes: int = 64 << 20) -> float:
+    """Median GB/s of writing and syncing a file."""
+    data = np.ones(nbytes, np.uint8)
+    path = directory / "durable.tmp"
+
+    def write() -> None:
+        with open(path, "wb") as file:
+            file.write(data.data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        return round(nbytes / 1e9 / _median_seconds(write), 2)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _median_seconds(job: Callable[[], None]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        job()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

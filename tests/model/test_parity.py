@@ -1,0 +1,153 @@
+"""Our decoder against transformers, on the real model and on small random ones.
+
+Bound, written down: on SmolLM2-135M in bf16 the largest absolute logit difference seen
+is 0 (bit-equal) with matching thread counts; the test allows 0.25, which is two bf16
+steps at the size of its largest logits (about 20).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.checkpoints import write_tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rowlock.bindings.checkpoint.assets import read_assets
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.cpu.binding import CpuBinding, CpuRuntime
+from rowlock.bindings.device import Sampling
+from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.layout import layout_of
+from rowlock.daemon.owner.text import Text
+
+LOGIT_BOUND = 0.25
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n    ",
+    "Water boils at 100 degrees",
+    "The three primary colors are red,",
+    "Q: What is 12 times 12?\nA:",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "In 1969, the first humans",
+    "El perro come",
+    "<|im_start|>user\nName three fruits.<|im_end|>\n<|im_start|>assistant\n",
+)
+
+
+def load(directory: Path, threads: int = 2) -> CpuRuntime:
+    binding = CpuBinding(threads)
+    with Checkpoint.open(directory) as checkpoint:
+        config = parse_config(directory, checkpoint.config, {})
+        layout = layout_of(checkpoint, config)
+        runtime = binding.create_runtime(config, layout)
+        for name, item in layout.placements.items():
+            data = np.empty(item.tensor.nbytes, np.uint8)
+            checkpoint.read_into(name, 0, data)
+            binding.memory.write_rows(runtime.allocations[item.parent], item.first_row, data)
+    return runtime
+
+
+def logits(runtime: CpuRuntime, tokens: list[int]) -> torch.Tensor:
+    """``[T, vocab]``."""
+    decoder = runtime._decoder
+    assert decoder is not None
+    return decoder.forward(torch.tensor(tokens), decoder.new_cache(len(tokens)), last_only=False)
+
+
+def greedy(runtime: CpuRuntime, tokens: list[int], count: int) -> list[int]:
+    sequence = runtime.open_sequence(tuple(tokens), Sampling(), len(tokens) + count)
+    found: list[int] = []
+    while len(found) < count:
+        token = sequence.advance()
+        if token is not None:
+            found.append(token)
+    return found
+
+
+def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def reference_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([tokens]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    return output[0, len(tokens) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def real(real_model: Path) -> tuple[CpuRuntime, Any, Text]:
+    model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.bfloat16)
+    return load(real_model), model, Text(real_model, read_assets(real_model))
+
+
+def test_tokens_are_those_of_transformers(real_model: Path, real: tuple[CpuRuntime, Any, Text]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(real_model)
+    for prompt in (*PROMPTS, "\u00fcber 1234 caf\u00e9\t\n  x", "\U0001f600 ok"):
+        assert list(real[2].encode(prompt)) == tokenizer(prompt).input_ids
+        assert real[2].decode(tokenizer(prompt).input_ids) == tokenizer.decode(
+            tokenizer(prompt).input_ids, skip_special_tokens=True
+        )
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[CpuRuntime, Any, Text], prompt: str) -> None:
+    runtime, model, text = real
+    tokens = list(text.encode(prompt))
+    ours, theirs = logits(runtime, tokens).float(), reference_logits(model, tokens).float()
+    difference = float((ours - theirs).abs().max())
+    print(f"largest absolute logit difference {difference} of {float(theirs.abs().max()):.1f}")
+    assert difference <= LOGIT_BOUND
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1)), "top-1 at every position"
+    assert greedy(runtime, tokens, 64) == reference_greedy(model, tokens, 64)
+
+
+def test_a_prompt_longer_than_a_chunk_on_the_real_model(real: tuple[CpuRuntime, Any, Text]) -> None:
+    runtime, model, text = real
+    tokens = list(text.encode("The Eiffel Tower is a wrought-iron lattice tower in Paris, France. " * 50))[:700]
+    assert len(tokens) == 700
+    assert greedy(runtime, tokens, 16) == reference_greedy(model, tokens, 16)
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1, "head_dim": 32},
+        {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500000.0},
+        {"rope_theta": None, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 10000.0}},
+    ],
+    ids=["tied", "separate head", "no GQA", "MQA, wide heads", "llama3 rope", "llama3 rope, new keys"],
+)
+def test_every_option_of_the_family_in_float32(tmp_path: Path, config: dict[str, Any]) -> None:
+    directory = write_tiny(tmp_path / "m", seed=7, dtype="F32", **config)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    runtime = load(directory)
+    tokens = np.random.default_rng(0).integers(0, 256, 200).tolist()
+    ours, theirs = logits(runtime, tokens), reference_logits(model, tokens)
+    assert float((ours - theirs).abs().max()) < 1e-3
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    assert greedy(runtime, tokens[:20], 64) == reference_greedy(model, tokens[:20], 64)
+
+
+def test_loading_twice_gives_the_same_bits(real_model: Path, real: tuple[CpuRuntime, Any, Text]) -> None:
+    tokens = list(real[2].encode(PROMPTS[0]))
+    assert torch.equal(logits(load(real_model), tokens).view(torch.int16), logits(real[0], tokens).view(torch.int16))
