@@ -128,21 +128,22 @@ def summarise(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str,
     return {name: {key: summary([run[key] for run in runs]) for key in runs[0]} for name, runs in results.items()}
 
 
+def spread(figure: dict[str, float]) -> str:
+    return f"{figure['median']:.1f} ({figure['q1']:.1f} to {figure['q3']:.1f})"
+
+
 def show(case: str, arms: dict[str, dict[str, dict[str, float]]]) -> None:
     print(f"\n{case}")
     print(f"  {'arm':<14}{'plan to first token, ms':>28}{'exclusive, ms':>22}{'written':>14}{'read back':>14}")
     for name, figures in arms.items():
-        first, pause = figures["first_token_ms"], figures.get("exclusive_ms")
-        line = f"  {name:<14}{first['median']:>10.1f} ({first['q1']:.1f} to {first['q3']:.1f})".ljust(44)
-        if pause:
-            line += f"{pause['median']:>8.1f} ({pause['q1']:.1f} to {pause['q3']:.1f})".rjust(22)
-            line += f"{figures['bytes_written']['median'] / 1e6:>11.3f} MB{figures['bytes_read_back']['median'] / 1e6:>11.1f} MB"
+        line = f"  {name:<14}{spread(figures['first_token_ms']):>28}"
+        if "exclusive_ms" in figures:
+            written, read = (figures[key]["median"] / 1e6 for key in ("bytes_written", "bytes_read_back"))
+            line += f"{spread(figures['exclusive_ms']):>22}{written:>11.3f} MB{read:>11.1f} MB"
         print(line)
     base = arms["B2"]["first_token_ms"]["median"]
-    print(
-        "  B2 is "
-        + ", ".join(f"{arms[n]['first_token_ms']['median'] / base:.2f} x faster than {n}" for n in arms if n != "B2")
-    )
+    ratios = {name: arms[name]["first_token_ms"]["median"] / base for name in arms if name != "B2"}
+    print("  B2 : " + " : ".join(ratios) + " = 1 : " + " : ".join(f"{ratio:.2f}" for ratio in ratios.values()))
     phases = [key for key in arms["B2"] if key.endswith("_ms") and key not in {"first_token_ms", "transition_ms"}]
     print("  B2 phases, ms: " + ", ".join(f"{key[:-3]} {arms['B2'][key]['median']:.1f}" for key in phases))
 
