@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from rowlock.bindings.checkpoint.directory import Bytes
+from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
 

@@ -12,17 +12,21 @@ import rowlock
 from rowlock.cli.client import ClientError
 
 COMMANDS: Final = {
+    "cancel": "End the open transition before its first device write.",
     "convert": "Turn a GGUF file into a bf16 checkpoint directory.",
     "demo": "Show the main job on a real model, from start to end.",
     "describe": "Device, allocations and counters of the owner.",
+    "doctor": "What an owner needs on this machine, and what is missing.",
     "generate": "Generate text with the resident model.",
     "history": "Transitions, newest first; or one of them in full.",
     "manifest": "Digest a checkpoint directory.",
     "plan": "What a transition to a checkpoint would do. Changes nothing.",
-    "rollback": "Go back to the identity before the current generation.",
+    "release": "Release a quarantined device; the daemon ends.",
+    "rollback": "Go back to the identity of an earlier generation.",
     "serve": "Run the owner daemon of one device.",
     "status": "What the owner is doing.",
     "transition": "Move the owner to a checkpoint, as a transaction.",
+    "unload": "Close the model; the owner is EMPTY.",
     "verify": "Read the whole model back and compare it with its identity.",
 }
 EXIT_INTERRUPTED: Final = 130

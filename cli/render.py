@@ -103,7 +103,8 @@ def record_lines(record: owner_pb2.TransitionRecord) -> list[str]:
         f"  {level_name(record.level)} to {record.target}",
         f"  identity   {short(getattr(record, 'from'))} -> {short(record.to)}",
         f"  generation {record.generation_from} -> {record.generation or 'none taken'}",
-        f"  wrote      {record.rows_written} rows, {size(record.bytes_written)}",
+        f"  wrote      {record.rows_written} rows, {size(record.bytes_written)}"
+        + (f"; {size(record.unread_bytes)} not read back before the publish" if record.unread_bytes else ""),
         f"  read back  {size(record.bytes_read_back)}",
         f"  drain      {record.drain_ms:.1f} ms",
         f"  exclusive  {record.exclusive_ms:.1f} ms",

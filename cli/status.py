@@ -6,7 +6,7 @@ import click
 
 from rowlock.cli.client import Client
 from rowlock.cli.options import Output, client_options
-from rowlock.cli.render import print_json, short, to_json
+from rowlock.cli.render import SHORT, print_json, short, to_json
 from rowlock.v1 import owner_pb2
 
 
@@ -26,3 +26,9 @@ def command(client: Client, output: Output) -> None:
     if owner.transition:
         click.echo(f"  transition {owner.transition} is open")
     click.echo(f"  requests   {owner.requests_active} active, {owner.requests_waiting} waiting")
+    for lease in owner.leases:
+        click.echo(
+            f"    lease    {lease.request[:SHORT]}  generation {lease.generation}  "
+            f"held {lease.held_s:.1f} s  {lease.tokens} tokens"
+        )
+    click.echo(f"  etag       {owner.etag}")

@@ -8,15 +8,15 @@ import click
 
 from rowlock.cli.client import Client
 from rowlock.cli.options import Output, client_options
-from rowlock.cli.targets import REQUIRE, show_events, target_options
+from rowlock.cli.targets import REQUIRE, precondition_options, show_events, target_options, transition_options
 from rowlock.v1 import owner_pb2
 
 
 @click.command()
 @target_options
 @click.option("--plan-digest", default="", help="Refuse if the owner's plan is another one by now.")
-@click.option("--request-id", default="", help="The same id is the same transition.")
-@click.option("--allow-irreversible", is_flag=True, help="Go on although the old identity could not be rebuilt.")
+@precondition_options
+@transition_options
 @client_options
 def command(
     client: Client,
@@ -25,7 +25,8 @@ def command(
     require: str,
     plan_digest: str,
     request_id: str,
-    allow_irreversible: bool,
+    etag: str,
+    options: owner_pb2.TransitionOptions,
 ) -> int:
     """Move the owner to a checkpoint, as a transaction.
 
@@ -36,7 +37,8 @@ def command(
         require=REQUIRE[require],
         plan_digest=plan_digest,
         request_id=request_id,
-        allow_irreversible=allow_irreversible,
+        etag=etag,
+        options=options,
     )
     answers = client.stream(client.owner.Transition, request)
     return show_events((answer.event for answer in answers), output)

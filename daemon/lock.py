@@ -47,3 +47,24 @@ class DeviceLock:
 
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+_NETWORK_FILE_SYSTEMS: Final = {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb3", "smbfs"}
+
+
+def refuse_foreign_state(state: Path) -> None:
+    """Refuse a state directory on a network file system: neither locks nor fsync can be relied on there.
+
+    Raises:
+        OSError: naming the file system.
+
+    """
+    best, kind = "", ""
+    real = str(state.resolve())
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, file_system, *_ = line.split(" ")
+        mount = mount.replace("\\040", " ")
+        if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+            best, kind = mount, file_system
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise OSError(f"state: {state} is on {kind}, a network file system; use a local disk")

@@ -1,8 +1,9 @@
 """The daemon process: wiring, start and stop.
 
-Start: log, signals, lock, journal, binding, socket, health, then recovery and load on the
-owner thread; inference is declared healthy when a model is resident. Stop: not serving,
-transition cancelled before its first write or else finished, device closed.
+Start: log, signals, lock, journal, binding, probe, socket, health; then recovery and load
+on the owner thread. READY is said when a model is resident, or it is known that none will
+be. Stop: not serving, transition cancelled before its first write or else finished, device
+closed. A quarantined device is not closed: the process ends with everything as it is.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from rowlock.bindings.checkpoint.hashing import Hasher
-from rowlock.bindings.plan import Policy
-from rowlock.daemon.api.server import ApiServer
+from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import open_binding
-from rowlock.daemon.lock import DeviceLock
+from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
+from rowlock.daemon.notify import notify
 from rowlock.daemon.owner.context import Context, SystemClock, random_id
-from rowlock.daemon.owner.owner import Owner
+from rowlock.daemon.owner.owner import Owner, Startup
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.stores import Stores
@@ -34,71 +35,103 @@ from rowlock.journal.journal import Journal
 from rowlock.v1.errors import OwnerError
 
 WORKERS: Final = 4
+PLANNERS: Final = 4
 GRACE_S: Final = 2.0
+
+Log = Any
+"""A structlog logger."""
 
 
 def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT.
 
     Raises:
-        DeviceLockedError, JournalError, UnknownDeviceError, SocketInUseError, OSError:
-            it could not start.
+        DeviceLockedError, JournalError, UnknownDeviceError, DeviceError, OSError: it could not start.
 
     """
+    configure_logs()
     asyncio.run(_run(settings))
 
 
 async def _run(settings: Settings) -> None:
-    configure_logs()
-    log = structlog.get_logger()
-    stop = asyncio.Event()
+    log, stop = structlog.get_logger(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with ExitStack() as closing:
-        lock = DeviceLock(settings.device)
-        closing.callback(lock.release)
+        closing.callback(DeviceLock(settings.device).release)
+        clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)
-        server = ApiServer(owner, settings.socket)
+        planners = ThreadPoolExecutor(PLANNERS, "rowlock-planner")
+        # threads that hang in a file system must not keep the process from ending
+        closing.callback(planners.shutdown, wait=False, cancel_futures=True)
+        server = ApiServer(owner, settings, planners, stop.set)
         await server.start()
         log.info("daemon.listening", socket=str(settings.socket), device=settings.device, pid=os.getpid())
-        watch = asyncio.create_task(_watch_readiness(owner, server, log))
-        await asyncio.sleep(0)  # let it register before the thread starts
-        loaded = asyncio.wrap_future(owner.start(settings.checkpoint))
-        loaded.add_done_callback(lambda done: _log_load(done, owner, log))
+        loaded = _start_owner(owner, server, settings, log)
         await stop.wait()
-        log.info("daemon.stopping")
-        watch.cancel()
-        await server.set_ready(False)
-        await asyncio.to_thread(owner.stop)
-        await server.stop(GRACE_S)
+        await _stop(owner, server, loaded, log)
+        if owner.view.quarantined:
+            log.error("daemon.exiting_quarantined", reason=owner.view.quarantined)
+            os._exit(0)  # nothing is closed or freed: native work may still be live
     log.info("daemon.stopped")
 
 
-def build_owner(settings: Settings, closing: ExitStack, log: structlog.stdlib.BoundLogger) -> Owner:
+def _start_owner(owner: Owner, server: ApiServer, settings: Settings, log: Log) -> list[asyncio.Task[None]]:
+    """Begin recovery and load; readiness follows the owner's state from now on."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    owner.observe(wake)
+    done = owner.start(Startup(settings.checkpoint, settings.reload, settings.options))
+    return [
+        asyncio.create_task(_watch_readiness(owner, server, changed, log)),
+        asyncio.create_task(_report_load(asyncio.wrap_future(done), owner, log)),
+    ]
+
+
+async def _stop(owner: Owner, server: ApiServer, tasks: list[asyncio.Task[None]], log: Log) -> None:
+    log.info("daemon.stopping")
+    notify(STOPPING="1")
+    for task in tasks:
+        task.cancel()
+    await server.leave()
+    await asyncio.to_thread(owner.stop)
+    await server.stop(GRACE_S)
+
+
+def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
+    """An owner with everything that it needs, not started.
+
+    Args:
+        settings: of the daemon.
+        closing: closes it again.
+        log: takes an event name and fields.
+
+    """
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    refuse_foreign_state(settings.state)
     journal = Journal(settings.state, settings.device)
     closing.callback(journal.close)
     binding = open_binding(settings)
     closing.callback(binding.close)
+    binding.memory.probe()
     if binding.facts.test_options:
         log.warning("daemon.test_options", options=binding.facts.test_options)
     workers = closing.enter_context(ThreadPoolExecutor(WORKERS, "rowlock-worker"))
     hashers = closing.enter_context(ThreadPoolExecutor(settings.threads, "rowlock-hasher"))
     context = Context(SystemClock(), random_id, workers, hashers, log.info)
     stores = Stores.under(settings.state, OsFiles())
-    loader = TargetLoader(binding.place, Hasher(hashers), stores.cache())
-    planner = Planner(loader, stores, journal, Policy())
-    return Owner(context, binding, journal, stores, loader, planner)
+    roots = settings.target_roots
+    loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info)
+    planner = Planner(loader, stores, journal, settings.policy)
+    return Owner(context, binding, journal, stores, loader, planner, settings.call_timeout_s)
 
 
-async def _watch_readiness(owner: Owner, server: ApiServer, log: structlog.stdlib.BoundLogger) -> None:
+async def _watch_readiness(owner: Owner, server: ApiServer, changed: asyncio.Event, log: Log) -> None:
     """Follow the owner's state with the health service. A B2 does not flip it."""
-    loop, changed, ready = asyncio.get_running_loop(), asyncio.Event(), False
-
-    def wake() -> None:
-        loop.call_soon_threadsafe(changed.set)
-
-    owner.observe(wake)
+    ready = False
     while True:
         await changed.wait()
         changed.clear()
@@ -110,12 +143,19 @@ async def _watch_readiness(owner: Owner, server: ApiServer, log: structlog.stdli
             log.info("daemon.readiness", ready=ready, state=view.state.value)
 
 
-def _log_load(done: asyncio.Future[None], owner: Owner, log: structlog.stdlib.BoundLogger) -> None:
-    error = None if done.cancelled() else done.exception()
+async def _report_load(loaded: asyncio.Future[None], owner: Owner, log: Log) -> None:
+    """Say how the start went, to the log and to systemd: an owner without a model is up all the same."""
+    try:
+        await loaded
+    except OwnerError as error:
+        log.error("model.absent", reason=error.reason.value, error=str(error), hint=error.hint)
+    except Exception as error:  # noqa: BLE001 - reported; the owner's view has it too
+        log.error("model.absent", error=repr(error))
     resident = owner.view.resident
     if resident is not None:
         log.info("model.resident", generation=resident.generation, identity=resident.model.identity.digest[:12])
-    elif isinstance(error, OwnerError):
-        log.error("model.absent", reason=error.reason.value, error=str(error), hint=error.hint)
+        notify(READY="1", STATUS=f"generation {resident.generation} is resident")
     else:
-        log.warning("model.absent", error=str(error) if error else owner.view.reason or "no checkpoint was given")
+        reason = owner.view.quarantined or owner.view.reason or "no checkpoint was given"
+        log.warning("model.absent", reason=reason, state=owner.view.state.value)
+        notify(READY="1", STATUS=f"{owner.view.state.value}: {reason}")

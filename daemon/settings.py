@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from rowlock.bindings.planner import Policy
+from rowlock.daemon.owner.options import Options
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """mTLS on a TCP address.
+
+    Attributes:
+        address: ``host:port``.
+        certificate: PEM file of the server, its chain included.
+        key: PEM file.
+        client_ca: PEM file of the authority whose certificates clients must show.
+        readers: common names of clients that may read and generate.
+        operators: common names of clients that may also change the owner.
+
+    """
+
+    address: str
+    certificate: Path
+    key: Path
+    client_ca: Path
+    readers: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of ``rowlock serve``.
+    """Configuration of one owner.
 
     Attributes:
         device: e.g. ``cpu``.
         state: directory of the journal and what belongs to it.
         socket: unix socket of the gRPC API.
+        socket_mode: its file mode.
         checkpoint: loaded on a first start; later starts load what was published last.
+        reload: on a start, load what was published last; else come up EMPTY.
         threads: of one device operation, and of hashing.
+        target_roots: if not empty, targets must really lie below one of them.
+        call_timeout_s: a device call that takes longer quarantines the owner.
+        push_bytes_max: rows that one push may carry.
+        options: of transitions, where the caller leaves them open.
+        policy: of the planner.
+        tls: serve on TCP too.
         fault_file: test option of the CPU binding.
 
     """
@@ -23,6 +56,14 @@ class Settings:
     device: str
     state: Path
     socket: Path
-    checkpoint: Path | None
-    threads: int
+    checkpoint: Path | None = None
+    threads: int = 1
+    socket_mode: int = 0o600
+    reload: bool = True
+    target_roots: tuple[Path, ...] = ()
+    call_timeout_s: float = 120.0
+    push_bytes_max: int = 1024**3
+    options: Options = field(default_factory=Options)
+    policy: Policy = field(default_factory=Policy)
+    tls: TlsSettings | None = None
     fault_file: Path | None = None

@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-PARTIAL_SUFFIX = ".partial"
+PARTIAL_SUFFIX: Final = ".partial"
+RESERVED_SUFFIX: Final = ".reserved"
 
 
 class Files(Protocol):
@@ -23,6 +25,19 @@ class Files(Protocol):
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         """Create or replace a file; a reader sees all of it or none. Makes missing directories."""
+        ...
+
+    def reserve(self, path: Path, nbytes: int) -> None:
+        """Take the space that a later write of this path will need.
+
+        Raises:
+            OSError: there is not enough (ENOSPC).
+
+        """
+        ...
+
+    def release(self, path: Path) -> None:
+        """Give back what was reserved and not written."""
         ...
 
     def read(self, path: Path) -> bytes: ...
@@ -35,13 +50,30 @@ class Files(Protocol):
 class OsFiles:
     """The real file system."""
 
-    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    def reserve(self, path: Path, nbytes: int) -> None:
         self._make_directory(path.parent)
-        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        partial = _reserved(path)
         try:
             with open(partial, "wb") as file:
+                if nbytes:
+                    os.posix_fallocate(file.fileno(), 0, nbytes)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def release(self, path: Path) -> None:
+        _reserved(path).unlink(missing_ok=True)
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        self._make_directory(path.parent)
+        partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
+        if _reserved(path).exists():
+            _reserved(path).rename(partial)
+        try:
+            with open(partial, "r+b" if partial.exists() else "xb") as file:
                 for chunk in chunks:
                     file.write(chunk)
+                file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
             partial.rename(path)
@@ -63,6 +95,10 @@ class OsFiles:
             self._make_directory(directory.parent)
             directory.mkdir(mode=0o700, exist_ok=True)
             sync_directory(directory.parent)
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(path.name + RESERVED_SUFFIX)
 
 
 def sync_directory(directory: Path) -> None:

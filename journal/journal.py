@@ -7,6 +7,8 @@ outcome; :class:`CommitUnknownError` says so, and :meth:`Journal.settle` finds o
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from sqlite_utils import Database
 from rowlock.journal.migrations import KNOWN, migrations
 
 FILE_NAME: Final = "journal.sqlite"
+BALLAST_BYTES: Final = 1024 * 1024
 
 
 class JournalError(Exception):
@@ -67,6 +70,7 @@ class GenerationRow:
         transition_id: what published it.
         previous: the generation before it, None for the first.
         checkpoint: directory that it can be rebuilt from.
+        overlay: name of the file of pushed rows that lie over that checkpoint, or empty.
         level: of that transition, ``B1`` or ``B2``.
         undo: where the before-images are: ``NONE``, ``DURABLE`` or ``MEMORY``.
 
@@ -79,6 +83,7 @@ class GenerationRow:
     assets: str
     weights: str
     checkpoint: str
+    overlay: str
     level: str
     undo: str
 
@@ -94,6 +99,7 @@ class Journal:
 
         """
         self._path = directory / FILE_NAME
+        self._ballast = directory / "ballast"
         self._lock = threading.Lock()
         try:
             self._db = _connect(self._path)
@@ -134,13 +140,14 @@ class Journal:
             _update(db, id, event.state, record, is_open=True)
             _insert_events(db, id, [event])
 
-    def mark_journaled(self, id: str, event: Event, record_of: Callable[[int], str]) -> int:  # noqa: A002
+    def mark_journaled(self, id: str, event: Event, record_of: Callable[[int], str], writes: str = "[]") -> int:  # noqa: A002
         """Intent is durable: from here on device writes may have begun.
 
         Args:
             id: the transition.
             event: of entering the state.
             record_of: makes the record, given the generation.
+            writes: the exact rows that are to be written, as JSON text.
 
         Returns:
             The generation: a number never given out before.
@@ -151,6 +158,7 @@ class Journal:
             generation = int(taken.fetchall()[0][0])
             _update(db, id, event.state, record_of(generation), is_open=True)
             db.execute("UPDATE transitions SET generation = ? WHERE id = ?", [generation, id])
+            db.execute("INSERT INTO writes VALUES (?, ?)", [id, writes])
             _insert_events(db, id, [event])
         return generation
 
@@ -159,7 +167,9 @@ class Journal:
         with self._transaction() as db:
             _update(db, row.transition_id, state, record, is_open=False)
             _insert_events(db, row.transition_id, events)
-            db.table("generations").insert(vars(row))
+            values = vars(row)
+            columns, marks = ", ".join(values), ", ".join("?" * len(values))
+            db.execute(f"INSERT INTO generations ({columns}) VALUES ({marks})", list(values.values()))
             db.execute("UPDATE owner SET current_generation = ?", [row.generation])
 
     def end(self, id: str, state: str, record: str, events: Sequence[Event]) -> None:  # noqa: A002
@@ -174,7 +184,7 @@ class Journal:
             db.execute("UPDATE transitions SET record = ? WHERE id = ? AND open = 0", [record, id])
 
     def settle(self, id: str) -> str:  # noqa: A002
-        """After :class:`CommitUnknownError`: the state that is really on disk.
+        """After :class:`CommitUnknownError`: the state that is really on disk, empty if there is no such row.
 
         A write on a reopened connection must succeed first; only then is what it reads final.
 
@@ -186,11 +196,44 @@ class Journal:
             try:
                 self._db.close()
                 self._db = _connect(self._path)
-                with self._db.atomic():
-                    self._db.execute("UPDATE owner SET id = id")
+                self._db.conn.execute("BEGIN IMMEDIATE")
+                self._db.execute("UPDATE owner SET id = id")
+                self._db.conn.execute("COMMIT")
             except (sqlite3.Error, OSError) as error:
                 raise JournalError(f"{self._path}: {error}") from error
-        return str(self._one("SELECT state FROM transitions WHERE id = ?", [id])["state"])
+        rows = self._all("SELECT state FROM transitions WHERE id = ?", [id])
+        return str(rows[0]["state"]) if rows else ""
+
+    # Quarantine: it outlives the process.
+
+    def record_quarantine(self, reason: str, now: float) -> None:
+        with self._transaction() as db:
+            db.execute("INSERT INTO quarantine (since, reason) VALUES (?, ?)", [now, reason])
+
+    def release_quarantine(self, who: str, why: str, now: float) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE quarantine SET released = ?, who = ?, why = ? WHERE released IS NULL", [now, who, why])
+
+    def quarantine(self) -> str:
+        """Why the device is quarantined, or empty."""
+        rows = self._all("SELECT reason FROM quarantine WHERE released IS NULL ORDER BY since LIMIT 1")
+        return str(rows[0]["reason"]) if rows else ""
+
+    # Space for the terminal record, kept while there is some.
+
+    def reserve_ballast(self) -> None:
+        """Keep a file that can be given up so that an outcome can be recorded on a full disk.
+
+        Raises:
+            OSError: there is not enough space.
+
+        """
+        if not self._ballast.exists():
+            with open(self._ballast, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, BALLAST_BYTES)
+
+    def drop_ballast(self) -> None:
+        self._ballast.unlink(missing_ok=True)
 
     # Reads; they never wait for a write.
 
@@ -214,6 +257,11 @@ class Journal:
         """A transition by its id or its request id."""
         rows = self._all(f"SELECT {_COLUMNS} FROM transitions WHERE id = ?1 OR request_id = ?1", [id_or_request])
         return TransitionRow(**rows[0]) if rows else None
+
+    def writes(self, id: str) -> str:  # noqa: A002
+        """The exact rows of a journaled transition, as JSON text."""
+        rows = self._all("SELECT runs FROM writes WHERE transition_id = ?", [id])
+        return str(rows[0]["runs"]) if rows else "[]"
 
     def open_transitions(self) -> list[TransitionRow]:
         return [TransitionRow(**row) for row in self._all(f"SELECT {_COLUMNS} FROM transitions WHERE open = 1")]
@@ -295,5 +343,6 @@ def _insert_events(db: Database, id: str, events: Sequence[Event]) -> None:  # n
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:
-        connection.execute("ROLLBACK")
+    with contextlib.suppress(sqlite3.Error):  # the first error is the one that tells
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")

@@ -62,8 +62,28 @@ def m001_initial(db: Database) -> None:
             assets TEXT NOT NULL,
             weights TEXT NOT NULL,
             checkpoint TEXT NOT NULL,
+            overlay TEXT NOT NULL,
             level TEXT NOT NULL,
             undo TEXT NOT NULL
+        ) STRICT
+        """
+    )
+    db.execute(
+        """
+        CREATE TABLE writes (
+            transition_id TEXT PRIMARY KEY REFERENCES transitions (id),
+            runs TEXT NOT NULL
+        ) STRICT
+        """
+    )
+    db.execute(
+        """
+        CREATE TABLE quarantine (
+            since REAL NOT NULL,
+            reason TEXT NOT NULL,
+            released REAL,
+            who TEXT,
+            why TEXT
         ) STRICT
         """
     )

@@ -11,8 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rowlock.journal.files import Files
+
+INDEX_BYTES: Final = 256 * 1024
+"""Space reserved beside the groups: index and file system."""
 
 Groups = Mapping[tuple[str, int], memoryview]
 """Bytes of whole groups, by (tensor, group)."""
@@ -28,6 +32,21 @@ class UndoFiles:
 
     directory: Path
     files: Files
+
+    def reserve(self, transition: str, nbytes: int) -> None:
+        """Take the space for an undo of so many bytes. Raises OSError when there is not enough."""
+        self.files.reserve(self._path(transition), nbytes + INDEX_BYTES)
+
+    def release(self, transition: str) -> None:
+        """Give back what was reserved, and remove what was written."""
+        self.files.release(self._path(transition))
+        self.files.remove(self._path(transition))
+
+    def owners(self) -> set[str]:
+        """The transitions that have an undo file, written or reserved."""
+        if not self.directory.is_dir():
+            return set()
+        return {path.name.split(".", 1)[0] for path in self.directory.iterdir()}
 
     def write(self, transition: str, groups: Groups) -> Path:
         path = self._path(transition)
@@ -46,9 +65,6 @@ class UndoFiles:
             return _decode(self.files.read(path))
         except (OSError, ValueError, TypeError) as error:
             raise UndoError(f"{path}: {error}") from error
-
-    def remove(self, transition: str) -> None:
-        self.files.remove(self._path(transition))
 
     def _path(self, transition: str) -> Path:
         return self.directory / f"{transition}.undo"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
 
-from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.bindings.checkpoint.files import Folder
 
 ASSET_FILES: Final = (
     "added_tokens.json",
@@ -47,7 +46,7 @@ class Assets:
         return hasher.hexdigest()
 
 
-def read_assets(directory: Path) -> Assets:
+def read_assets(folder: Folder) -> Assets:
     """The asset files of a directory; those that are absent are left out.
 
     Raises:
@@ -56,13 +55,10 @@ def read_assets(directory: Path) -> Assets:
     """
     files = {}
     for name in ASSET_FILES:
-        path = directory / name
-        try:
-            if path.stat().st_size > ASSET_BYTES_MAX:
-                raise CheckpointError(CheckpointFault.MALFORMED, path, f"is over the limit of {ASSET_BYTES_MAX} bytes")
-            files[name] = path.read_bytes()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise CheckpointError(CheckpointFault.UNREADABLE, path, str(error)) from error
+        file = folder.open(name)
+        if file is not None:
+            try:
+                files[name] = file.read(ASSET_BYTES_MAX)
+            finally:
+                file.close()
     return Assets(files)

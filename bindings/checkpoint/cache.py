@@ -32,15 +32,14 @@ class ManifestCache:
     write: Callable[[Path, bytes], None]
 
     def find(self, checkpoint: Checkpoint) -> Manifest | None:
-        """The manifest of exactly these files, or None."""
+        """The manifest of exactly these files and exactly these tensors, or None."""
         for path in (self._path(checkpoint), checkpoint.directory / LOCAL_NAME):
             try:
                 manifest, stamps = Manifest.parse(path, path.read_bytes())
             except (OSError, ManifestError):
                 continue
-            if stamps == checkpoint.stamps and all(
-                checkpoint.tensors.get(name) == tensor.info for name, tensor in manifest.tensors.items()
-            ):
+            infos = {name: tensor.info for name, tensor in manifest.tensors.items()}
+            if stamps == checkpoint.stamps and infos == checkpoint.own_tensors:
                 return manifest
         return None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
 
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.bindings.checkpoint.files import Folder
 from rowlock.bindings.checkpoint.header import parse_json_strictly
 
 COSMETIC_KEYS: Final = frozenset(
@@ -26,28 +26,25 @@ COSMETIC_KEYS: Final = frozenset(
 CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def read_config(folder: Folder) -> dict[str, Any]:
     """The parsed ``config.json`` of a checkpoint directory.
 
     Raises:
         CheckpointError: NOT_FOUND, UNREADABLE, MALFORMED.
 
     """
-    path = directory / "config.json"
-    try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise CheckpointError(CheckpointFault.MALFORMED, path, f"is over the limit of {CONFIG_BYTES_MAX} bytes")
-        raw = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    path = folder.path / "config.json"
+    file = folder.open("config.json")
+    if file is None:
         raise CheckpointError(
             CheckpointFault.NOT_FOUND, path, "no such file", "give a Hugging Face checkpoint directory"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(CheckpointFault.UNREADABLE, path, str(error)) from error
+        )
     try:
-        config = parse_json_strictly(raw)
+        config = parse_json_strictly(file.read(CONFIG_BYTES_MAX))
     except ValueError as error:
         raise CheckpointError(CheckpointFault.MALFORMED, path, f"is not valid JSON: {error}") from None
+    finally:
+        file.close()
     if not isinstance(config, dict):
         raise CheckpointError(CheckpointFault.MALFORMED, path, "is not a JSON object")
     return config
@@ -74,8 +71,8 @@ def tied_aliases(config: dict[str, Any]) -> dict[str, str]:
     """Checkpoint tensors that only repeat another one: alias -> original.
 
     ``tie_word_embeddings`` decides; where it is absent, the default of the family in
-    transformers does.
+    transformers does. A value that is no boolean is refused where the config is parsed.
     """
     default = _TIED_BY_DEFAULT.get(str(config.get("model_type")), False)
     tied = config.get("tie_word_embeddings", default)
-    return {"lm_head.weight": "model.embed_tokens.weight"} if tied else {}
+    return {"lm_head.weight": "model.embed_tokens.weight"} if tied is True else {}

@@ -15,6 +15,7 @@ class CheckpointFault(StrEnum):
     DUPLICATE = "DUPLICATE"
     INDEX = "INDEX"
     MISSING = "MISSING"
+    OUTSIDE = "OUTSIDE"
     UNEXPECTED = "UNEXPECTED"
     SHAPE = "SHAPE"
     DTYPE = "DTYPE"

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from blake3 import blake3
 
-from rowlock.bindings.checkpoint.directory import Bytes, Checkpoint
+from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
-from rowlock.bindings.checkpoint.tensors import TensorInfo
+from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per job: large enough to hide the hand-over, small enough to stay in cache."""

@@ -9,7 +9,7 @@ an identity.
 from __future__ import annotations
 
 import json
-import os
+import math
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from rowlock.bindings.checkpoint.dtypes import ITEM_BYTES
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.bindings.checkpoint.files import OpenFile
 from rowlock.bindings.checkpoint.tensors import TensorInfo
 
 HEADER_BYTES_MAX: Final = 100_000_000
@@ -26,6 +27,7 @@ HEADER_BYTES_MAX: Final = 100_000_000
 DIMENSION_MAX: Final = 2**40
 """No dimension of a real tensor comes near; it bounds the products below."""
 RANK_MAX: Final = 8
+NAME_LENGTH_MAX: Final = 512
 FILE_FIX: Final = "write the file again with the safetensors library"
 
 
@@ -43,7 +45,7 @@ class Extent:
 
 
 def parse_json_strictly(raw: bytes) -> Any:
-    """JSON in which no object names a key twice and no number is NaN or infinite.
+    """JSON in which no object names a key twice and every number is finite.
 
     Raises:
         ValueError: when it is not such JSON (with the duplicate key, if that is why).
@@ -61,35 +63,34 @@ def parse_json_strictly(raw: bytes) -> Any:
     def no_constant(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
+    def finite(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits[:40]} is too large")
+        return value
+
     try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+        text = raw.decode("utf-8")
+        return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def read_header(path: Path) -> list[Extent]:
+def read_header(file: OpenFile) -> list[Extent]:
     """The tensors of one safetensors file, in the order of their bytes.
 
     Raises:
-        CheckpointError: when the file is absent, or anything in it is not exactly as
-            the format wants it (MALFORMED, DUPLICATE, DTYPE).
+        CheckpointError: when anything in it is not exactly as the format wants it
+            (MALFORMED, DUPLICATE, DTYPE).
 
     """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > size - 8:
-                raise _malformed(path, f"header of {length} bytes does not fit a file of {size} bytes")
-            if length > HEADER_BYTES_MAX:
-                raise _malformed(path, f"header of {length} bytes is over the limit of {HEADER_BYTES_MAX}")
-            raw = file.read(length)
-    except FileNotFoundError:
-        raise CheckpointError(CheckpointFault.NOT_FOUND, path, "no such file") from None
-    except OSError as error:
-        raise CheckpointError(CheckpointFault.UNREADABLE, path, str(error)) from error
-    return _parse(path, raw, start=8 + length, size=size)
+    size = file.stamp.size
+    length = int.from_bytes(file.read_at(0, 8), "little") if size >= 8 else size
+    if length > size - 8:
+        raise _malformed(file.path, f"header of {length} bytes does not fit a file of {size} bytes")
+    if length > HEADER_BYTES_MAX:
+        raise _malformed(file.path, f"header of {length} bytes is over the limit of {HEADER_BYTES_MAX}")
+    return _parse(file.path, file.read_at(8, length), start=8 + length, size=size)
 
 
 def parse_file(path: Path, data: bytes) -> tuple[dict[str, str], dict[str, bytes]]:
@@ -155,6 +156,8 @@ def _check_metadata(path: Path, metadata: Any) -> None:
 
 def _entries(path: Path, header: dict[str, Any], start: int) -> Iterator[Extent]:
     for name, entry in header.items():
+        if len(name) > NAME_LENGTH_MAX:
+            raise _malformed(path, f"a tensor name of {len(name)} characters ({name[:40]}...)")
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise _malformed(path, f"tensor {name!r} must have exactly dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -138,7 +138,7 @@ class Manifest:
             stamps = {name: FileStamp(**fields) for name, fields in json.loads(metadata["files"]).items()}
             infos = {name: _info(name, *fields) for name, fields in json.loads(metadata["tensors"]).items()}
             manifest = cls.of(TensorManifest(info, digests[name]) for name, info in infos.items())
-        except (CheckpointError, ValueError, KeyError, TypeError) as error:
+        except (CheckpointError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ManifestError(f"{path}: not a manifest: {error}") from error
         if metadata.get("format") != FORMAT or metadata.get("root") != manifest.root:
             raise ManifestError(f"{path}: the manifest's root is not that of its digests")

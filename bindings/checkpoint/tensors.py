@@ -7,7 +7,13 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from rowlock.bindings.checkpoint.dtypes import ITEM_BYTES
+
+Bytes = npt.NDArray[np.uint8]
+"""A contiguous one-dimensional buffer of bytes."""
 
 GROUP_BYTES: Final = 64 * 1024
 """A group is the fewest consecutive rows that reach this many bytes."""
@@ -51,7 +57,7 @@ class TensorInfo:
 
     @cached_property
     def groups(self) -> int:
-        return -(-self.rows // self.group_rows)
+        return -(-self.rows // self.group_rows) if self.row_bytes else 0
 
     def group_span(self, group: int) -> tuple[int, int]:
         """First row and row past the end of a group."""

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from rowlock.bindings.checkpoint.directory import Bytes
+from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.cpu.storage import Storage
 from rowlock.bindings.device import Allocation, Counters
 from rowlock.bindings.model.layout import ParentInfo

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from rowlock.bindings.checkpoint.directory import Bytes
+from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.cpu.faults import Effect, FaultFile, Operation
 from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.model.layout import ParentInfo

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from rowlock.bindings.checkpoint.config import tied_aliases
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 
+NUMBER_MAX: Final = 1e30
 _IGNORED: Final = frozenset(
     {
         "_commit_hash", "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype",
@@ -44,7 +45,6 @@ class ModelConfig:
     Attributes:
         context: the longest sequence, in tokens.
         rope_theta: base of the rotary embedding.
-        eos_tokens: ids that end a generation.
 
     """
 
@@ -61,7 +61,6 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None
     tied: bool
-    eos_tokens: tuple[int, ...]
 
     @property
     def q_rows(self) -> int:
@@ -88,7 +87,7 @@ class _Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NUMBER_MAX:
             raise self.error(key, value, "a positive number")
         return float(value)
 
@@ -105,13 +104,12 @@ class _Fields:
         return default if value is None else value
 
 
-def parse_config(directory: Path, config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse_config(directory: Path, config: dict[str, Any]) -> ModelConfig:
     """Understand a config, or say what is not understood.
 
     Args:
         directory: for error messages.
         config: parsed ``config.json``.
-        generation: parsed ``generation_config.json`` (may be empty): its eos_token_id wins.
 
     Raises:
         CheckpointError: UNSUPPORTED, naming the key, its value and what is supported.
@@ -139,8 +137,9 @@ def parse_config(directory: Path, config: dict[str, Any], generation: dict[str, 
         rope_theta=theta,
         rope_scaling=scaling,
         tied=bool(tied_aliases(config)),
-        eos_tokens=_eos(fields, generation.get("eos_token_id", config.get("eos_token_id"))),
     )
+    if type(config.get("tie_word_embeddings", False)) is not bool:
+        raise fields.error("tie_word_embeddings", config["tie_word_embeddings"], "true or false")
     if result.heads % result.kv_heads:
         raise fields.error("num_key_value_heads", result.kv_heads, f"a divisor of {result.heads} heads")
     if result.head_dim % 2:
@@ -149,32 +148,39 @@ def parse_config(directory: Path, config: dict[str, Any], generation: dict[str, 
     return result
 
 
+_LLAMA3_KEYS: Final = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+
+
 def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     """Theta and scaling, from ``rope_parameters`` (transformers 5) or the older two keys."""
     config = fields.config
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = [key for key in ("rope_parameters", "rope_scaling") if config.get(key)]
+    if len(given) > 1:
+        raise fields.error("rope_scaling", config["rope_scaling"], "only one of rope_parameters and rope_scaling")
+    parameters = config[given[0]] if given else {}
     if not isinstance(parameters, dict):
-        raise fields.error("rope_scaling", parameters, "an object")
-    theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+        raise fields.error(given[0], parameters, "an object")
+    theta = parameters.get("rope_theta")
+    theta = config.get("rope_theta") if theta is None else theta
+    inner = _Fields(fields.path, {**parameters, "rope_theta": 10000.0 if theta is None else theta})
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    inner = _Fields(fields.path, {**parameters, "rope_theta": theta})
+    if kind not in {"default", "llama3"}:
+        raise fields.error("rope_type", kind, "'default' or 'llama3'")
+    known = {"rope_theta", "rope_type", "type"} | (_LLAMA3_KEYS if kind == "llama3" else set())
+    for key in parameters:
+        if key not in known:
+            raise fields.error(f"{given[0]}.{key}", parameters[key], "this key to be absent")
     if kind == "default":
         return inner.number("rope_theta"), None
-    if kind != "llama3":
-        raise fields.error("rope_type", kind, "'default' or 'llama3'")
-    return inner.number("rope_theta"), RopeScaling(
+    scaling = RopeScaling(
         factor=inner.number("factor"),
         low_freq_factor=inner.number("low_freq_factor"),
         high_freq_factor=inner.number("high_freq_factor"),
         original_context=inner.size("original_max_position_embeddings"),
     )
-
-
-def _eos(fields: _Fields, value: Any) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(item) is int and item >= 0 for item in ids):
-        raise fields.error("eos_token_id", value, "a token id or a list of them")
-    return tuple(ids)
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise fields.error("low_freq_factor", scaling.low_freq_factor, "less than high_freq_factor")
+    return inner.number("rope_theta"), scaling
 
 
 def _refuse_unknown(fields: _Fields, understood: set[str]) -> None:

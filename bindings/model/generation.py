@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from rowlock.bindings.device import Sampling
+from rowlock.bindings.device import DeviceError, DeviceFault, Sampling
 from rowlock.bindings.model.decoder import Decoder
 from rowlock.bindings.model.keys_values import KeysValues
 
@@ -45,11 +45,19 @@ class Sampler:
         self._random = torch.Generator().manual_seed(sampling.seed)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """A token id from logits ``[vocab]``."""
+        """A token id from logits ``[vocab]``.
+
+        Raises:
+            DeviceError: CORRUPT, when a logit is not a number or infinite: no token would mean anything.
+
+        """
         sampling = self._sampling
+        if not bool(torch.isfinite(logits).all()):
+            raise DeviceError(DeviceFault.CORRUPT, "the model computed logits that are not finite")
         if sampling.temperature == 0:
             return int(logits.argmax())
-        scaled = logits.float() / sampling.temperature
+        wide = logits.double()
+        scaled = (wide - wide.max()) / sampling.temperature
         if 0 < sampling.top_k < len(scaled):
             floor = scaled.topk(sampling.top_k).values[-1]
             scaled = scaled.masked_fill(scaled < floor, -torch.inf)

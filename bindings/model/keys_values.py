@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rowlock.bindings.device import DeviceError, DeviceFault
+
 
 class KeysValues:
     """K/V of all layers, layer by layer: ``[layers, 2, kv_heads, capacity, head_dim]``.
@@ -14,7 +16,10 @@ class KeysValues:
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype) -> None:
-        self._states = torch.empty(layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
+        try:
+            self._states = torch.empty(layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
+        except RuntimeError as error:
+            raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"K/V of {capacity} tokens: {error}") from error
         self.capacity = capacity
         self.length = 0
 

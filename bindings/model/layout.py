@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rowlock.bindings.checkpoint.config import tied_aliases
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.tensors import TensorInfo
@@ -116,10 +115,13 @@ def layout_of(checkpoint: Checkpoint, config: ModelConfig) -> Layout:
         CheckpointError: MISSING, UNEXPECTED, SHAPE or DTYPE, naming the tensor.
 
     """
-    tensors = checkpoint.tensors
-    for alias in tied_aliases(checkpoint.config):
-        tensors.pop(alias, None)
-    path = checkpoint.directory
+    tensors, path = checkpoint.own_tensors, checkpoint.directory
+    if config.layers > len(tensors):
+        raise CheckpointError(
+            CheckpointFault.MISSING,
+            path,
+            f"config.json asks for {config.layers} layers (num_hidden_layers), there are only {len(tensors)} tensors",
+        )
     dtypes = sorted({info.dtype for info in tensors.values()})
     if len(dtypes) != 1 or dtypes[0] not in WEIGHT_DTYPES:
         raise CheckpointError(

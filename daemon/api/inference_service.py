@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from rowlock.bindings.device import Sampling
-from rowlock.daemon.api.errors import abort
+from rowlock.daemon.api.errors import refusals
 from rowlock.daemon.api.messages import identity_message
 from rowlock.daemon.owner.owner import Owner
 from rowlock.daemon.owner.requests import GenerationRequest, Lease
@@ -70,19 +70,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        sink = _QueueSink()
-        try:
+        async with refusals(context):
+            sink = _QueueSink()
             generation = await self._request(request, sink)
-        except OwnerError as error:
-            await abort(context, error)
-        self._owner.generate(generation)
-        try:
-            async for message in _answer(sink):
-                yield message
-        except OwnerError as error:
-            await abort(context, error)
-        finally:
-            generation.cancelled.set()
+            self._owner.generate(generation)
+            try:
+                async for message in _answer(sink):
+                    yield message
+            finally:
+                generation.cancelled.set()
 
     async def _request(self, request: inference_pb2.GenerateRequest, sink: _QueueSink) -> GenerationRequest:
         """A checked request; a text prompt is tokenised ahead under the resident assets."""

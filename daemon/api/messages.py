@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -37,8 +38,15 @@ def owner_message(view: OwnerView) -> owner_pb2.Owner:
         transition=view.transition,
         reason=view.quarantined or ("" if resident else view.reason),
         epoch=view.epoch,
-        requests_active=view.requests_active,
+        requests_active=len(view.leases),
         requests_waiting=view.requests_waiting,
+        etag=view.etag,
+        leases=[
+            owner_pb2.LeaseInfo(
+                request=item.request, generation=item.generation, held_s=round(item.held_s, 3), tokens=item.tokens
+            )
+            for item in view.leases
+        ],
     )
 
 
@@ -117,22 +125,33 @@ def plan_message(plan: Plan) -> owner_pb2.Plan:
         undo=owner_pb2.UndoStore.Value(f"UNDO_STORE_{plan.undo.value}"),
         assets_changed=plan.assets_changed,
         digest=plan.digest,
+        verify=owner_pb2.VerifyMode.Value(f"VERIFY_MODE_{plan.verify.value}"),
+        target_check=owner_pb2.TargetCheck.Value(f"TARGET_CHECK_{plan.target_check.value}"),
+        unread_bytes=plan.unread_bytes,
+        by_digest=plan.by_digest,
         **_from_identity(plan.from_identity),
     )
 
 
-def event_message(transition: str, event: Event, record: TransitionRecord | None) -> owner_pb2.TransitionEvent:
+def event_message(
+    transition: str, event: Event, record: owner_pb2.TransitionRecord | None
+) -> owner_pb2.TransitionEvent:
     return owner_pb2.TransitionEvent(
         transition=transition,
         sequence=event.sequence,
         state=owner_pb2.TransitionState.Value(f"TRANSITION_STATE_{event.state}"),
         time=timestamp(event.time),
         message=event.message,
-        record=record_message(record) if record else None,
+        record=record,
     )
 
 
-def record_message(record: TransitionRecord) -> owner_pb2.TransitionRecord:
+WRITES_MAX: Final = 1000
+"""Runs of rows in one message; the journal has all of them."""
+
+
+def record_message(record: TransitionRecord, writes: str = "[]") -> owner_pb2.TransitionRecord:
+    """A record; ``writes`` is the journal's text of the exact rows."""
     return owner_pb2.TransitionRecord(
         id=record.id,
         request_id=record.request_id,
@@ -158,8 +177,23 @@ def record_message(record: TransitionRecord) -> owner_pb2.TransitionRecord:
         total_ms=record.total_ms,
         created=timestamp(record.created),
         ended=timestamp(record.ended) if record.ended else None,
-        writes=[owner_pb2.RowRange(**vars(item)) for item in record.writes],
+        writes=[_row_range(*item) for item in json.loads(writes)[:WRITES_MAX]],
+        write_runs=record.write_runs,
+        verify=owner_pb2.VerifyMode.Value(f"VERIFY_MODE_{record.verify or 'UNSPECIFIED'}"),
+        target_check=owner_pb2.TargetCheck.Value(f"TARGET_CHECK_{record.target_check or 'UNSPECIFIED'}"),
+        unread_bytes=record.unread_bytes,
+        scrub=record.scrub,
+        readback=record.readback,
+        plan_digest=record.plan.get("digest", ""),
         **_from_identity(record.from_identity),
+    )
+
+
+def _row_range(
+    parent: str, allocation: str, first_row: int, rows: int, offset_bytes: int, nbytes: int
+) -> owner_pb2.RowRange:
+    return owner_pb2.RowRange(
+        parent=parent, allocation=allocation, first_row=first_row, rows=rows, offset_bytes=offset_bytes, bytes=nbytes
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rowlock.daemon.owner.context import Clock
-from rowlock.daemon.owner.record import TransitionRecord
+from rowlock.daemon.owner.record import RowRange, TransitionRecord
 from rowlock.daemon.owner.states import TERMINAL, TransitionEvent, TransitionState, next_state
 from rowlock.journal.journal import (
     CommitUnknownError,
@@ -47,7 +48,12 @@ class Chronicle:
     def open(self, request_digest: str) -> None:
         record = self.record
         row = TransitionRow(record.id, record.request_id or None, request_digest, record.state, None, record.to_json())
-        self._journal.open_transition(row, self._event(self.state, f"{record.level} to {record.target}"))
+        event = self._event(self.state, f"{record.level} to {record.target}" if record.target else record.kind)
+        try:
+            self._journal.open_transition(row, event)
+        except CommitUnknownError:
+            if not self._journal.settle(record.id):
+                raise
         self._notify(record.id)
 
     def stage(self, message: str, **changes: Any) -> None:
@@ -55,15 +61,16 @@ class Chronicle:
         self._journal.move(self.record.id, self.record.to_json(), self._event(self.state, message))
         self._notify(self.record.id)
 
-    def journal_intent(self, message: str, **changes: Any) -> None:
+    def journal_intent(self, message: str, ranges: Sequence[RowRange]) -> None:
         """Take a generation and make the intent durable: the last step before device writes."""
-        self._enter(TransitionEvent.JOURNALED, changes)
+        self._enter(TransitionEvent.JOURNALED, {"write_runs": len(ranges)})
+        writes = json.dumps([list(vars(item).values()) for item in ranges])
 
         def record_of(generation: int) -> str:
             self.record = replace(self.record, generation=generation)
             return self.record.to_json()
 
-        self._journal.mark_journaled(self.record.id, self._event(self.state, message), record_of)
+        self._journal.mark_journaled(self.record.id, self._event(self.state, message), record_of, writes)
         self._notify(self.record.id)
 
     def note(self, event: TransitionEvent, message: str) -> None:
@@ -107,6 +114,7 @@ class Chronicle:
         try:
             self._journal.end(self.record.id, self.state, self.record.to_json(), events)
         except JournalError:
+            self._journal.drop_ballast()  # the disk may be full: that is what it is kept for
             if self._journal.settle(self.record.id) != self.state:
                 self._journal.end(self.record.id, self.state, self.record.to_json(), events)
 

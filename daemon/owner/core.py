@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from rowlock.bindings.device import Binding
+from rowlock.bindings.device import Binding, DeviceError, Runtime
 from rowlock.daemon.owner.context import Context
+from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
-from rowlock.journal.journal import Journal
+from rowlock.journal.journal import Journal, JournalError
+from rowlock.v1.errors import OwnerError, Reason
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,16 +35,22 @@ class CancelledError(Exception):
     """Thrown into a job's steps to end it where it stands."""
 
 
+class CloseFailedError(Exception):
+    """A runtime could not be closed: native work may still be live. Never tried again."""
+
+
 @dataclass
 class Core:
     """Everything that belongs to the owner thread.
 
     Attributes:
+        notify: tells those who follow a transition that the journal has news.
+        changed: publishes a new view; called after any of the fields below it changes.
+        launch: runs a further job.
         resident: the published model, or None.
+        writing: an exclusive section runs.
         quarantined: why the device's content cannot be proved, or empty.
         reason: why nothing is resident, or empty.
-        changed: publishes a new view; called after any of these three changes.
-        notify: tells those who follow a transition that the journal has news.
 
     """
 
@@ -51,17 +60,37 @@ class Core:
     stores: Stores
     loader: TargetLoader
     stager: Stager
+    scheduler: Scheduler
     notify: Callable[[str], None]
     changed: Callable[[], None]
-    scheduler: Scheduler = field(default_factory=Scheduler)
+    launch: Callable[[Steps[None]], None]
     resident: Resident | None = None
+    writing: bool = False
     quarantined: str = ""
     reason: str = ""
 
     def quarantine(self, reason: str) -> None:
         """Serve nothing, replace nothing, free nothing: native work may still be running."""
-        self.quarantined = self.quarantined or reason
+        if self.quarantined:
+            return
+        self.quarantined = reason
         self.changed()
+        try:
+            self.journal.record_quarantine(reason, self.context.clock.now())
+        except JournalError as error:
+            self.context.log("quarantine.not_recorded", reason=reason, error=str(error))
+
+    def close_runtime(self, runtime: Runtime) -> None:
+        """Close a runtime, once.
+
+        Raises:
+            CloseFailedError: what is live on the device is unknown.
+
+        """
+        try:
+            runtime.close()
+        except DeviceError as error:
+            raise CloseFailedError(f"closing the runtime failed: {error}") from error
 
     def on_worker(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
         """Run a job beside the owner thread, and go on with its result."""
@@ -84,8 +113,32 @@ class Core:
             raise cancelled
         return future.result()
 
-    def drain(self) -> Steps[None]:
-        """Let what runs finish. Admission must be closed."""
+    def run_now(self, steps: Steps[T]) -> T:
+        """All steps of a job at once, without serving: for exclusive sections."""
+        try:
+            while True:
+                future = next(steps)
+                if future is not None:
+                    concurrent.futures.wait([future])
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def drain(self, options: Options) -> Steps[None]:
+        """Let what runs finish, or give way. Admission must be closed.
+
+        Raises:
+            CancelledError: the deadline passed.
+
+        """
         assert not self.scheduler.admitting
+        if options.drain is Drain.CANCEL:
+            self.scheduler.cancel_active(OwnerError(Reason.DRAINED, "cancelled so that a transition can go on"))
+        start = self.context.clock.monotonic()
         while self.scheduler.active:
+            waited = self.context.clock.monotonic() - start
+            if options.drain is Drain.DEADLINE and waited > options.drain_deadline_s:
+                raise CancelledError(
+                    f"{self.scheduler.active} requests were still running after {options.drain_deadline_s} s"
+                )
             yield None

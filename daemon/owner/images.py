@@ -1,31 +1,38 @@
 """Parent images in host memory, and the device calls that fill, write and compare them.
 
-The calls are made on the owner thread only.
+The calls are made on the owner thread only; comparing is left to other threads while
+the next piece is read.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from rowlock.bindings.checkpoint.directory import Bytes
+from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import Allocation, DeviceMemory
 from rowlock.bindings.model.layout import Layout, ParentInfo, Placement
 from rowlock.daemon.owner.record import RowRange
 
 SLICE_BYTES: Final = 8 * 1024 * 1024
 """Device bytes read in one step of the owner thread, so that decoding goes on meanwhile."""
-COMPARE_BYTES: Final = 1024 * 1024
+COMPARE_BYTES: Final = 2 * 1024 * 1024
 """Bytes read back and compared at a time: small enough to stay in cache."""
+SCRATCH_BUFFERS: Final = 3
+"""One is filled while others are compared."""
 
 Images = Mapping[str, Bytes]
 """Bytes of whole parents, by parent name."""
 
 
 def new_images(layout: Layout, parents: Iterable[str]) -> dict[str, Bytes]:
-    """Buffers for whole parents, content undefined."""
+    """Buffers for whole parents, content undefined; untouched pages cost no memory."""
     return {name: np.empty(layout.parents[name].nbytes, np.uint8) for name in parents}
 
 
@@ -34,22 +41,43 @@ def tensor_bytes(images: Images, placement: Placement) -> Bytes:
     return images[placement.parent][placement.offset : placement.offset + placement.tensor.nbytes]
 
 
-def word_of(nbytes: int) -> type[np.unsignedinteger]:
-    """The widest integer that divides a size: bytes are compared as integers, never as floats."""
-    for word, size in ((np.uint64, 8), (np.uint32, 4), (np.uint16, 2)):
-        if nbytes % size == 0:
-            return word
-    return np.uint8
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a parent."""
+
+    parent: str
+    first_row: int
+    rows: int
 
 
-def read_slices(memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images) -> Iterator[None]:
-    """Read whole parents from the device into images, a bounded slice at each step."""
-    for name, image in images.items():
-        allocation = allocations[name]
-        for first, rows in row_slices(allocation.parent, SLICE_BYTES):
-            row_bytes = allocation.parent.row_bytes
-            memory.read_rows(allocation, first, image[first * row_bytes : (first + rows) * row_bytes])
-            yield
+def whole_parents(allocations: Mapping[str, Allocation], parents: Iterable[str], nbytes: int) -> Iterator[Piece]:
+    """All rows of some parents, in pieces of about ``nbytes``."""
+    for name in parents:
+        for first, rows in row_slices(allocations[name].parent, nbytes):
+            yield Piece(name, first, rows)
+
+
+def pieces_of(ranges: Iterable[RowRange], nbytes: int) -> Iterator[Piece]:
+    """The rows of some ranges, in pieces of about ``nbytes``."""
+    for item in ranges:
+        step = max(nbytes * item.rows // max(item.bytes, 1), 1)
+        for first in range(0, item.rows, step):
+            yield Piece(item.parent, item.first_row + first, min(step, item.rows - first))
+
+
+def row_slices(parent: ParentInfo, nbytes: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) pieces of a parent of about ``nbytes`` each."""
+    step = max(nbytes // max(parent.row_bytes, 1), 1)
+    for first in range(0, parent.rows, step):
+        yield first, min(step, parent.rows - first)
+
+
+def read_slices(memory: DeviceMemory, allocation: Allocation, image: Bytes) -> Iterator[None]:
+    """Read a whole parent from the device into its image, a bounded slice at each step."""
+    row_bytes = allocation.parent.row_bytes
+    for first, rows in row_slices(allocation.parent, SLICE_BYTES):
+        memory.read_rows(allocation, first, image[first * row_bytes : (first + rows) * row_bytes])
+        yield
 
 
 def write_ranges(
@@ -61,28 +89,67 @@ def write_ranges(
         memory.write_rows(allocations[item.parent], item.first_row, data)
 
 
-def resident_mismatch(
-    memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images
-) -> tuple[str, int] | None:
-    """Read whole parents back and compare integers: the first (parent, row) that differs, or None."""
-    widest = max((allocations[name].parent.row_bytes for name in images), default=0)
-    scratch = np.empty(max(COMPARE_BYTES, widest), np.uint8)
-    for name, image in images.items():
-        allocation = allocations[name]
-        row_bytes = allocation.parent.row_bytes
-        word = word_of(row_bytes)
-        for first, rows in row_slices(allocation.parent, COMPARE_BYTES):
-            got = scratch[: rows * row_bytes]
-            memory.read_rows(allocation, first, got)
-            want = image[first * row_bytes : (first + rows) * row_bytes]
-            if not np.array_equal(got.view(word), want.view(word)):
-                wrong = (got != want).reshape(rows, row_bytes).any(axis=1)
-                return name, first + int(wrong.argmax())
+def first_mismatch(
+    memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, pieces: Iterable[Piece],
+    executor: Executor,
+) -> tuple[str, int] | None:  # fmt: skip
+    """Read pieces back into other memory and compare them: the first (parent, row) that differs, or None."""
+    buffers = deque(np.empty(0, np.uint8) for _ in range(SCRATCH_BUFFERS))
+    running: deque[tuple[Piece, Bytes, Future[bool]]] = deque()
+    try:
+        for piece in pieces:
+            if len(running) == SCRATCH_BUFFERS:
+                wrong = _finish(running, buffers, images, allocations)
+                if wrong is not None:
+                    return wrong
+            got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
+            memory.read_rows(allocations[piece.parent], piece.first_row, got)
+            want = _rows_of(images, piece, allocations)
+            running.append((piece, got, executor.submit(_equal, got, want)))
+        while running:
+            wrong = _finish(running, buffers, images, allocations)
+            if wrong is not None:
+                return wrong
+    finally:
+        for _, _, future in running:
+            future.cancel()
     return None
 
 
-def row_slices(parent: ParentInfo, nbytes: int) -> Iterator[tuple[int, int]]:
-    """(first row, rows) pieces of a parent of about ``nbytes`` each."""
-    step = max(nbytes // max(parent.row_bytes, 1), 1)
-    for first in range(0, parent.rows, step):
-        yield first, min(step, parent.rows - first)
+def _finish(
+    running: deque[tuple[Piece, Bytes, Future[bool]]], buffers: deque[Bytes], images: Images,
+    allocations: Mapping[str, Allocation],
+) -> tuple[str, int] | None:  # fmt: skip
+    """Wait for the oldest comparison, and give its buffer back."""
+    piece, got, equal = running.popleft()
+    if not equal.result():
+        want = _rows_of(images, piece, allocations)
+        wrong = (got != want).reshape(piece.rows, -1).any(axis=1)
+        return piece.parent, piece.first_row + int(wrong.argmax())
+    buffers.append(got.base if got.base is not None else got)
+    return None
+
+
+def _fitting(buffers: deque[Bytes], nbytes: int) -> Bytes:
+    buffer = buffers.popleft()
+    if buffer.nbytes < nbytes:
+        buffer = np.empty(max(nbytes, COMPARE_BYTES), np.uint8)
+    return buffer[:nbytes]
+
+
+def _rows_of(images: Images, piece: Piece, allocations: Mapping[str, Allocation]) -> Bytes:
+    row_bytes = allocations[piece.parent].parent.row_bytes
+    return images[piece.parent][piece.first_row * row_bytes : (piece.first_row + piece.rows) * row_bytes]
+
+
+_memcmp: Final = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
+
+
+def _equal(left: Bytes, right: Bytes) -> bool:
+    """Whether two contiguous buffers hold the same bytes; needs no temporary memory, and not the GIL."""
+    assert left.nbytes == right.nbytes
+    assert left.flags.c_contiguous
+    assert right.flags.c_contiguous
+    return bool(_memcmp(left.ctypes.data, right.ctypes.data, left.nbytes) == 0)

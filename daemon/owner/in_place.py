@@ -1,157 +1,150 @@
 """B2: only the rows that differ are written, in place.
 
-The order is the design. Decoding goes on until the drain; ``_exclusive`` holds no yield,
-so nothing else runs on the device from its first line to its last::
+The order is the design. Decoding goes on until the drain; the exclusive section holds
+no yield, so nothing else runs on the device from its first line to its last::
 
-    stage -> undo -> expected -> undo file -> journal ‖ drain -> | fence apply fence verify publish |
+    stage -> undo, expected -> undo file -> journal ‖ drain -> | fence apply fence verify publish |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rowlock.bindings.device import Counters, DeviceError
-from rowlock.bindings.plan import Plan, UndoStore
-from rowlock.daemon.owner.chronicle import Chronicle
-from rowlock.daemon.owner.core import Core, Steps
+import numpy as np
+from blake3 import blake3
+
+from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.device import Allocation, DeviceError, DeviceMemory
+from rowlock.bindings.plan import Plan, TargetCheck, UndoStore, Verify
+from rowlock.daemon.owner.core import Steps
+from rowlock.daemon.owner.digest_readback import drift_of, read_digests
 from rowlock.daemon.owner.images import (
+    COMPARE_BYTES,
+    SLICE_BYTES,
     Images,
+    Piece,
+    first_mismatch,
     new_images,
+    pieces_of,
     read_slices,
-    resident_mismatch,
     tensor_bytes,
+    whole_parents,
     write_ranges,
 )
-from rowlock.daemon.owner.outcome import (
-    EXPECTED_ERRORS,
-    complete_record,
-    conclude,
-    end_before_writes,
-    generation_row,
-    group_ranges,
-    keep_target,
-    publish,
-    unload,
-)
-from rowlock.daemon.owner.record import RowRange, Stopwatch
+from rowlock.daemon.owner.outcome import become_resident, generation_row, keep_target
+from rowlock.daemon.owner.record import RowRange
 from rowlock.daemon.owner.resident import Resident
-from rowlock.daemon.owner.states import TransitionEvent
+from rowlock.daemon.owner.rows import group_ranges, row_ranges
+from rowlock.daemon.owner.stage import Settled
+from rowlock.daemon.owner.states import TransitionEvent, TransitionState
 from rowlock.daemon.owner.target import Target
-from rowlock.journal.journal import CommitUnknownError
+from rowlock.daemon.owner.transit import Transit
+from rowlock.journal.journal import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 
-@dataclass
-class InPlace:
-    """One B2, from the planned record to its end."""
+@dataclass(kw_only=True)
+class InPlace(Transit):
+    """One B2.
 
-    core: Core
+    Attributes:
+        before: what the device held, of each touched parent.
+        expected: what it shall hold.
+        ranges: the exact rows in which they differ.
+
+    """
+
     plan: Plan
-    target: Target
-    chronicle: Chronicle
-    watch: Stopwatch
     resident: Resident
+    target: Target
     before: Images = field(default_factory=dict)
     expected: Images = field(default_factory=dict)
     ranges: list[RowRange] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
-    exclusive_ms: float = 0.0
 
     @property
     def changed(self) -> Mapping[str, tuple[int, ...]]:
         return {change.tensor: change.groups for change in self.plan.changes}
 
-    def run(self) -> Steps[None]:
-        """All of it; never raises but for broken invariants."""
-        core = self.core
-        self.counters = core.binding.counters.snapshot()
-        blocked = self.watch.mark()
-        try:
-            try:
-                yield from self._prepare()
-                blocked = self.watch.mark()
-                core.scheduler.admitting = False
-                yield from self._journal_and_drain()
-            except EXPECTED_ERRORS as error:
-                end_before_writes(core, self.chronicle, error)
-            else:
-                self._exclusive()
-        finally:
-            core.scheduler.admitting = True
-            self.target.close()
-        self.expected = self.before = {}
-        yield from core.on_worker(
-            complete_record, core, self.chronicle, self.watch, self.counters,
-            exclusive_ms=self.exclusive_ms, blocked_ms=self.watch.since(blocked),
-        )  # fmt: skip
+    @property
+    def parents(self) -> list[str]:
+        return sorted({change.parent for change in self.plan.changes})
 
-    def _prepare(self) -> Steps[None]:
-        """Everything that can be done while decoding goes on."""
+    @property
+    def memory(self) -> DeviceMemory:
+        return self.core.binding.memory
+
+    @property
+    def allocations(self) -> Mapping[str, Allocation]:
+        return self.resident.runtime.allocations
+
+    def prepare(self) -> Steps[None]:
         core, watch, layout = self.core, self.watch, self.resident.model.layout
-        parents = sorted({change.parent for change in self.plan.changes})
         with watch.phase("stage"):
-            self.expected = new_images(layout, parents)
+            self.expected = new_images(layout, self.parents)
             yield from core.on_worker(self._stage)
+        self.before = new_images(layout, self.parents)
+        jobs: list[Future[Settled]] = []
         with watch.phase("undo"):
-            self.before = new_images(layout, parents)
-            for _ in read_slices(core.binding.memory, self.resident.runtime.allocations, self.before):
-                yield None
-            yield from core.on_worker(self._prove_before)
+            for parent in self.parents:
+                yield from self._read_before(parent)
+                jobs += self._settle(parent)
         with watch.phase("expect"):
-            yield from core.on_worker(self._build_expected)
+            yield from core.on_worker(self._gather, jobs)
         if self.plan.undo is UndoStore.DURABLE:
             with watch.phase("undo_file"):
                 yield from core.on_worker(self._write_undo)
 
-    def _journal_and_drain(self) -> Steps[None]:
+    def intent(self) -> tuple[str, list[RowRange]]:
         rows = sum(item.rows for item in self.ranges)
-        with self.watch.phase("drain"):
-            journaled = self.core.context.workers.submit(
-                self.chronicle.journal_intent,
-                f"{rows} rows in {len(self.ranges)} runs, undo {self.plan.undo.value.lower()}",
-                writes=tuple(self.ranges),
-                groups=self.plan.groups,
-            )
-            try:
-                yield from self.core.drain()
-            finally:
-                yield from self.core.wait(journaled)
+        return f"{rows} rows in {len(self.ranges)} runs, undo {self.plan.undo.value.lower()}", self.ranges
 
     def _stage(self) -> None:
-        self.core.stager.stage(
-            self.target.source,
-            self.target.model.manifest,
-            self.target.model.layout,
-            self.expected,
-            self.changed,
-            whole=self.target.whole,
-        )
-        keep_target(self.core, self.target)
-        self.chronicle.stage(f"{self.plan.groups} groups of {len(self.plan.changes)} tensors read and proved")
+        core, plan, record = self.core, self.plan, self.chronicle.record
+        core.journal.reserve_ballast()
+        if plan.undo is UndoStore.DURABLE:
+            core.stores.undo.reserve(record.id, plan.bytes_max)
+        model = self.target.model
+        whole = self.target.whole and plan.target_check is TargetCheck.WHOLE
+        core.stager.stage(self.target.source, model.manifest, model.layout, self.expected, self.changed, whole=whole)
+        keep_target(core, self.target)
+        self.chronicle.stage(f"{plan.groups} groups of {len(plan.changes)} tensors read and proved", groups=plan.groups)
 
-    def _prove_before(self) -> None:
-        model = self.resident.model
-        wrong = self.core.stager.disagreements(self.before, model.layout, model.manifest)
-        if wrong:
-            tensor, first, rows = wrong[0]
-            raise OwnerError(
-                Reason.DRIFT,
-                f"{tensor}: resident rows {first} to {first + rows - 1} are not those of the published identity"
-                + (f", nor are {len(wrong) - 1} more groups" if len(wrong) > 1 else ""),
-            )
+    def _read_before(self, parent: str) -> Steps[None]:
+        """The parent's image as the device returns it; by digest, only the changed groups of it are kept."""
+        if not self.plan.by_digest:
+            for _ in read_slices(self.memory, self.allocations[parent], self.before[parent]):
+                yield None
+            return
+        found = yield from read_digests(self.core, self.resident, [parent])
+        drift = drift_of(found, self.resident.model.manifest)
+        if drift:
+            raise _drifted(drift)
+        for piece in pieces_of(self._group_ranges(parent), SLICE_BYTES):
+            allocation = self.allocations[parent]
+            self.memory.read_rows(allocation, piece.first_row, _rows(self.before[parent], allocation, piece))
+            yield None
 
-    def _build_expected(self) -> None:
-        stager, layout, target = self.core.stager, self.resident.model.layout, self.target.model
-        stager.complete(self.before, self.expected, layout, self.changed)
-        wrong = stager.disagreements(self.expected, layout, target.manifest)
-        if wrong:
+    def _settle(self, parent: str) -> list[Future[Settled]]:
+        return self.core.stager.settle(
+            parent, self.before, self.expected, self.resident.model, self.target.model, self.changed,
+            sparse=self.plan.by_digest,
+        )  # fmt: skip
+
+    def _gather(self, jobs: list[Future[Settled]]) -> None:
+        """What settling found: refuse drift and new non-finite values; else the exact rows."""
+        settled = [job.result() for job in jobs]
+        drift = tuple(item for piece in settled for item in piece.drift)
+        if drift:
+            raise _drifted(drift)
+        nonfinite = sum(piece.nonfinite for piece in settled)
+        if nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(
-                Reason.TARGET_CHANGED, f"{wrong[0][0]}: staged rows from {wrong[0][1]} are not the target's"
+                Reason.NONFINITE, f"{nonfinite} values are NaN or infinite where the resident ones are not"
             )
-        self.ranges = stager.differing_rows(
-            self.before, self.expected, layout, self.changed, self.resident.runtime.allocations
-        )
+        runs = (run for piece in settled for run in piece.runs)
+        self.ranges = row_ranges(runs, self.resident.model.layout, self.allocations)
 
     def _write_undo(self) -> None:
         groups = {}
@@ -163,63 +156,134 @@ class InPlace:
                 groups[name, group] = old[first * row_bytes : stop * row_bytes].data
         self.core.stores.undo.write(self.chronicle.record.id, groups)
 
-    def _exclusive(self) -> None:
-        """The section that excludes inference. Every exit publishes, or restores."""
-        start = self.watch.mark()
-        try:
-            self._apply_and_verify()
-            self._publish()
-        except CommitUnknownError as error:
-            self.core.quarantine(f"the publish of {self.chronicle.record.id} has an unknown outcome: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the old bytes come back
-            self._restore(error)
-        self.exclusive_ms = self.watch.since(start)
-
-    def _apply_and_verify(self) -> None:
-        memory, allocations = self.core.binding.memory, self.resident.runtime.allocations
-        self.chronicle.note(TransitionEvent.WRITES_BEGAN, f"{len(self.ranges)} writes")
+    def exclude(self) -> None:
         with self.watch.phase("apply"):
-            memory.fence()
-            write_ranges(memory, allocations, self.expected, self.ranges)
-            memory.fence()
-        self.chronicle.note(TransitionEvent.WRITES_FENCED, f"{len(self.expected)} allocations to read back")
+            self.memory.fence()
+            write_ranges(self.memory, self.allocations, self.expected, self.ranges)
+            self.memory.fence()
+        self.chronicle.note(TransitionEvent.WRITES_FENCED, f"{len(self.ranges)} writes; {self._verify_text()}")
         with self.watch.phase("verify"):
-            wrong = resident_mismatch(memory, allocations, self.expected)
-        if wrong is not None:
-            raise OwnerError(
-                Reason.VERIFY_MISMATCH, f"row {wrong[1]} of {wrong[0]} reads back other bytes than expected"
-            )
+            problem = self._verify()
+        if problem:
+            raise OwnerError(Reason.VERIFY_MISMATCH, f"{problem} reads back other bytes than expected")
+        self._publish()
+
+    def afterwards(self) -> None:
+        if self.plan.verify is Verify.GROUPS and self.chronicle.state is TransitionState.PUBLISHED:
+            self.core.launch(self._scrub())
+
+    def _verify_text(self) -> str:
+        what = {
+            Verify.PARENTS: f"{len(self.parents)} allocations",
+            Verify.GROUPS: f"{self.plan.groups} groups",
+            Verify.ALL: "every weight",
+        }
+        return f"reading back {what[self.plan.verify]}" + (" by digest" if self.plan.by_digest else "")
+
+    def _verify(self) -> str:
+        """Which rows do not read back as expected, or empty."""
+        if self.plan.verify is Verify.GROUPS:
+            ranges = [item for parent in self.parents for item in self._group_ranges(parent)]
+            problem = self._compare(self.expected, pieces_of(ranges, COMPARE_BYTES))
+        elif self.plan.by_digest:
+            problem = self._digest(self.parents)
+        else:
+            problem = self._compare(self.expected, whole_parents(self.allocations, self.parents, COMPARE_BYTES))
+        if not problem and self.plan.verify is Verify.ALL:
+            rest = [name for name in self.resident.model.layout.parents if name not in self.expected]
+            problem = self._digest(rest)
+        return problem
+
+    def _compare(self, images: Images, pieces: Iterator[Piece]) -> str:
+        wrong = first_mismatch(self.memory, self.allocations, images, pieces, self.core.context.hashers)
+        return f"row {wrong[1]} of {wrong[0]}" if wrong else ""
+
+    def _digest(self, parents: list[str], *, old: bool = False) -> str:
+        found = self.core.run_now(read_digests(self.core, self.resident, parents))
+        drift = drift_of(found, (self.resident if old else self.target).model.manifest)
+        return f"{drift[0][0]}, rows {drift[0][1]} to {drift[0][1] + drift[0][2] - 1}," if drift else ""
 
     def _publish(self) -> None:
         record = self.chronicle.record
         row = generation_row(record, self.target, self.resident.generation, self.plan.undo)
+        figures = self.figures(
+            rows_written=sum(item.rows for item in self.ranges), bytes_written=sum(item.bytes for item in self.ranges)
+        )
         with self.watch.phase("publish"):
-            self.chronicle.publish(row, f"generation {record.generation}", **self._figures())
-        publish(self.core, self.resident.runtime, self.target, record.generation)
+            self.chronicle.publish(row, f"generation {record.generation}", **figures)
+        become_resident(self.core, self.resident.runtime, self.target, record.generation)
 
-    def _restore(self, error: Exception) -> None:
+    def restore(self, error: Exception) -> None:
         """Write the undo groups, read everything touched back, and compare."""
-        core, layout = self.core, self.resident.model.layout
-        memory, allocations = core.binding.memory, self.resident.runtime.allocations
-        self.chronicle.note(TransitionEvent.FAILED, str(error))
         try:
-            with self.watch.phase("restore"):
-                memory.fence()
-                write_ranges(memory, allocations, self.before, group_ranges(layout, self.changed, allocations))
-                memory.fence()
-                wrong = resident_mismatch(memory, allocations, self.before)
-        except DeviceError as failure:
-            unload(core, self.chronicle, self.resident, self.before, error, f"restoring failed: {failure}")
-            return
-        if wrong is not None:
-            problem = f"row {wrong[1]} of {wrong[0]} could not be restored"
-            unload(core, self.chronicle, self.resident, self.before, error, problem)
-            return
-        conclude(core, self.chronicle, TransitionEvent.OLD_PROVED, "the old bytes are back, and proved", error)
+            problem = self._write_back()
+        except (DeviceError, MemoryError) as failure:
+            problem = f"restoring failed: {failure}"
+        if problem:
+            self.unload(self.resident.runtime, error, f"{problem}; {self._left_behind()}")
+        else:
+            self.proved_old("the old bytes are back, and proved", error)
 
-    def _figures(self) -> dict[str, object]:
-        return {
-            "rows_written": sum(item.rows for item in self.ranges),
-            "bytes_written": sum(item.bytes for item in self.ranges),
-            "phases": dict(self.watch.phases),
-        }
+    def _write_back(self) -> str:
+        """Restore the old groups; which rows could not be restored, or empty."""
+        self.memory.fence()
+        for parent in self.parents:
+            write_ranges(self.memory, self.allocations, self.before, self._group_ranges(parent))
+        self.memory.fence()
+        if self.plan.by_digest:
+            problem = self._digest(self.parents, old=True)
+        else:
+            problem = self._compare(self.before, whole_parents(self.allocations, self.parents, COMPARE_BYTES))
+        return f"{problem} could not be restored" if problem else ""
+
+    def _left_behind(self) -> str:
+        """Digests of the touched parents as they are now, for the record."""
+        found = []
+        try:
+            for parent in self.parents:
+                hasher = blake3()
+                for piece in whole_parents(self.allocations, [parent], SLICE_BYTES):
+                    allocation = self.allocations[parent]
+                    data = np.empty(piece.rows * allocation.parent.row_bytes, np.uint8)
+                    self.memory.read_rows(allocation, piece.first_row, data)
+                    hasher.update(data.data)
+                found.append(f"{parent}={hasher.hexdigest()[:16]}")
+        except (DeviceError, MemoryError) as failure:
+            return f"what is left behind could not be read: {failure}"
+        return f"left behind: {', '.join(found)}"
+
+    def _scrub(self) -> Steps[None]:
+        """After a publish that read only groups back: read the touched parents, while requests go on."""
+        core, resident = self.core, self.core.resident
+        assert resident is not None
+        try:
+            found = yield from read_digests(core, resident, self.parents, serving=True)
+            drift = drift_of(found, resident.model.manifest)
+            result = f"drift: {drift[0][0]} from row {drift[0][1]} on" if drift else "ok"
+        except (OwnerError, DeviceError) as error:
+            result = f"ended early: {error}"
+        if result != "ok":
+            core.context.log("scrub.failed", transition=self.chronicle.record.id, result=result)
+        try:
+            yield from core.on_worker(self.chronicle.amend, scrub=result)
+        except JournalError as error:
+            core.context.log("record.incomplete", transition=self.chronicle.record.id, error=str(error))
+
+    def _group_ranges(self, parent: str) -> list[RowRange]:
+        layout = self.resident.model.layout
+        changed = {name: groups for name, groups in self.changed.items() if layout.placements[name].parent == parent}
+        return group_ranges(changed, layout, self.allocations)
+
+
+def _rows(image: Bytes, allocation: Allocation, piece: Piece) -> Bytes:
+    row_bytes = allocation.parent.row_bytes
+    return image[piece.first_row * row_bytes : (piece.first_row + piece.rows) * row_bytes]
+
+
+def _drifted(drift: tuple[tuple[str, int, int], ...]) -> OwnerError:
+    tensor, first, rows = drift[0]
+    more = f", nor are {len(drift) - 1} more groups" if len(drift) > 1 else ""
+    return OwnerError(
+        Reason.DRIFT,
+        f"{tensor}: resident rows {first} to {first + rows - 1} are not those of the published identity{more}",
+    )

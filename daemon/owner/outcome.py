@@ -1,37 +1,19 @@
-"""How transitions end: what all of them share."""
+"""How transitions end: reasons, records, and what is tidied up afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
-
-from blake3 import blake3
-
 from rowlock.bindings.checkpoint.errors import CheckpointError
-from rowlock.bindings.device import Allocation, Counters, DeviceError, Runtime
-from rowlock.bindings.model.layout import Layout
+from rowlock.bindings.device import DeviceError, Runtime
 from rowlock.bindings.plan import UndoStore
 from rowlock.daemon.owner.chronicle import Chronicle
-from rowlock.daemon.owner.core import CancelledError, Core
-from rowlock.daemon.owner.images import Images, new_images, read_slices
-from rowlock.daemon.owner.record import RowRange, Stopwatch, TransitionRecord, counters_json
+from rowlock.daemon.owner.core import CancelledError, CloseFailedError, Core
+from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.resident import Resident
-from rowlock.daemon.owner.states import TERMINAL, TransitionEvent, TransitionState
+from rowlock.daemon.owner.states import TransitionEvent
 from rowlock.daemon.owner.stores import UNDO_KEPT
 from rowlock.daemon.owner.target import Target, refusal
 from rowlock.journal.journal import GenerationRow, JournalError
 from rowlock.v1.errors import OwnerError, Reason
-
-EXPECTED_ERRORS: Final = (
-    OwnerError,
-    CheckpointError,
-    DeviceError,
-    JournalError,
-    OSError,
-    MemoryError,
-    CancelledError,
-)
-"""What may go wrong before the first device write. Anything else is a bug."""
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -41,7 +23,7 @@ def reason_of(error: BaseException) -> Reason:
             return error.reason
         case CheckpointError():
             return refusal(error).reason
-        case DeviceError():
+        case DeviceError() | CloseFailedError():
             return Reason.DEVICE_FAILED
         case JournalError() | OSError():
             return Reason.JOURNAL_FAILED
@@ -53,25 +35,23 @@ def reason_of(error: BaseException) -> Reason:
             return Reason.INTERNAL
 
 
+def is_expected(error: BaseException) -> bool:
+    """Whether an exception is a way in which things go wrong, rather than a bug."""
+    return reason_of(error) is not Reason.INTERNAL
+
+
 def conclude(core: Core, chronicle: Chronicle, event: TransitionEvent, outcome: str, cause: BaseException) -> None:
     """End a transition that did not publish; an outcome that cannot be recorded quarantines."""
-    message = str(cause) or type(cause).__name__
+    message = str(cause) or repr(cause)
     try:
         chronicle.end(event, outcome, reason=reason_of(cause).value, message=message)
     except JournalError as failure:
         core.quarantine(f"the outcome of {chronicle.record.id} cannot be recorded: {failure}")
 
 
-def end_before_writes(core: Core, chronicle: Chronicle, error: BaseException) -> None:
-    """End a transition of which nothing reached the device."""
-    event = TransitionEvent.CANCELLED if isinstance(error, CancelledError) else TransitionEvent.FAILED
-    if chronicle.record.undo == UndoStore.DURABLE:
-        core.stores.undo.remove(chronicle.record.id)
-    conclude(core, chronicle, event, "nothing was written", error)
-
-
-def keep_target(core: Core, target: Target) -> None:
-    core.stores.keep(target.model, target.text.assets, target.stamps)
+def publish_quarantine(core: Core, reason: str) -> None:
+    core.context.log("owner.quarantined", reason=reason)
+    core.quarantine(reason)
 
 
 def generation_row(record: TransitionRecord, target: Target, previous: int | None, undo: UndoStore) -> GenerationRow:
@@ -84,85 +64,38 @@ def generation_row(record: TransitionRecord, target: Target, previous: int | Non
         assets=identity.assets,
         weights=identity.weights,
         checkpoint=target.model.checkpoint,
+        overlay=target.overlay,
         level=record.level,
         undo=undo.value,
     )
 
 
-def publish(core: Core, runtime: Runtime, target: Target, generation: int) -> None:
+def keep_target(core: Core, target: Target) -> None:
+    """Make durable what an identity needs besides its checkpoint, before it can be published."""
+    core.stores.keep(target.model, target.text.assets)
+    if target.overlay and target.overlay not in core.stores.pushed.owners():
+        core.stores.pushed.write(target.overlay, target.pushed)
+
+
+def become_resident(core: Core, runtime: Runtime, target: Target, generation: int) -> None:
     """Make a durably published target the owner's identity."""
-    core.resident = Resident(generation, target.model, target.config, target.text, runtime)
+    core.resident = Resident.of(generation, target, runtime)
     core.reason = ""
     core.changed()
 
 
-def group_ranges(
-    layout: Layout, changed: Mapping[str, Iterable[int]], allocations: Mapping[str, Allocation]
-) -> Iterator[RowRange]:
-    """The whole groups of an undo, as rows of their parents."""
-    for name, groups in changed.items():
-        placement = layout.placements[name]
-        row_bytes = placement.tensor.row_bytes
-        for group in groups:
-            first, stop = placement.tensor.group_span(group)
-            row = placement.first_row + first
-            allocation = allocations[placement.parent].id
-            yield RowRange(placement.parent, allocation, row, stop - first, row * row_bytes, (stop - first) * row_bytes)
+def sweep(core: Core) -> None:
+    """Delete the undo files and pushed rows that no offered rollback needs.
 
+    Raises:
+        JournalError, OSError: then some are left for the next time.
 
-def unload(
-    core: Core, chronicle: Chronicle, resident: Resident, touched: Images, cause: BaseException, problem: str
-) -> None:
-    """The old bytes cannot be proved: record what is there, then close the model."""
-    found = _mixed_digests(core, resident, touched)
-    core.resident = None
-    core.reason = f"{problem}; it began with: {cause}"
-    core.changed()
-    try:
-        resident.runtime.close()
-    except DeviceError as failure:
-        core.quarantine(f"{problem}; closing the model failed: {failure}")
-        conclude(core, chronicle, TransitionEvent.CLOSE_FAILED, f"{core.quarantined}; {found}", cause)
-        return
-    conclude(core, chronicle, TransitionEvent.RUNTIME_CLOSED, f"{problem}; {found}", cause)
-
-
-def _mixed_digests(core: Core, resident: Resident, touched: Images) -> str:
-    """Digests of the touched parents as they are now, for the record."""
-    images = new_images(resident.model.layout, touched)
-    try:
-        for _ in read_slices(core.binding.memory, resident.runtime.allocations, images):
-            pass
-    except DeviceError as failure:
-        return f"the mixed bytes could not be read: {failure}"
-    return "left behind: " + ", ".join(f"{name}={blake3(data.data).hexdigest()[:16]}" for name, data in images.items())
-
-
-def complete_record(
-    core: Core,
-    chronicle: Chronicle,
-    watch: Stopwatch,
-    before: Counters,
-    *,
-    exclusive_ms: float,
-    blocked_ms: float,
-) -> None:
-    """Write down what is known only after the last commit. On a worker: nobody waits for it."""
-    if chronicle.state not in TERMINAL or core.quarantined:
-        return
-    counters = core.binding.counters.since(before)
-    try:
-        chronicle.amend(
-            counters=counters_json(counters),
-            bytes_read_back=counters.bytes_read_back,
-            phases=dict(watch.phases),
-            drain_ms=watch.phases.get("drain", 0.0),
-            exclusive_ms=exclusive_ms,
-            blocked_ms=blocked_ms if "drain" in watch.phases else 0.0,
-            total_ms=watch.total_ms,
-        )
-        if chronicle.state is TransitionState.PUBLISHED:
-            for row in core.journal.undo_owners()[UNDO_KEPT:]:
-                core.stores.undo.remove(row.transition_id)
-    except (JournalError, OSError) as error:
-        core.context.log("record.incomplete", transition=chronicle.record.id, error=str(error))
+    """
+    kept = {row.transition_id for row in core.journal.undo_owners()[:UNDO_KEPT]}
+    kept |= {row.id for row in core.journal.open_transitions()}
+    for transition in core.stores.undo.owners() - kept:
+        core.stores.undo.release(transition)
+    current = core.journal.current()
+    rows = core.journal.generations()[: UNDO_KEPT + 1] + ([current] if current else [])
+    for overlay in core.stores.pushed.owners() - {row.overlay for row in rows}:
+        core.stores.pushed.release(overlay)

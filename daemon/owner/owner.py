@@ -2,99 +2,63 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rowlock.bindings.device import Binding
 from rowlock.bindings.plan import Level, Plan, Require
+from rowlock.daemon.owner.admission import Admission, new_record, new_transit
 from rowlock.daemon.owner.chronicle import Chronicle
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
-from rowlock.daemon.owner.in_place import InPlace
+from rowlock.daemon.owner.followers import Followers
+from rowlock.daemon.owner.jobs import Job, Jobs
+from rowlock.daemon.owner.mailbox import Command, Mailbox, Promises
+from rowlock.daemon.owner.options import Options
+from rowlock.daemon.owner.outcome import conclude
 from rowlock.daemon.owner.planning import Planner
-from rowlock.daemon.owner.record import Stopwatch, TransitionRecord, summarise_plan
+from rowlock.daemon.owner.pushing import PushedRows, target_of_push
+from rowlock.daemon.owner.record import Stopwatch
 from rowlock.daemon.owner.recovery import recover
-from rowlock.daemon.owner.reload import Reload
 from rowlock.daemon.owner.requests import GenerationRequest
+from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.stage import Stager
-from rowlock.daemon.owner.states import TransitionEvent, TransitionState
+from rowlock.daemon.owner.states import TERMINAL, TransitionEvent
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import Target, TargetLoader
 from rowlock.daemon.owner.verification import Verification, verify
 from rowlock.daemon.owner.view import OwnerView
-from rowlock.journal.journal import Journal
+from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
+from rowlock.journal.journal import Journal, JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
-COMMANDS_MAX: Final = 1024
-"""Commands that may wait for the owner thread; past it callers are refused."""
+
+@dataclass
+class _Open:
+    """The open transition."""
+
+    chronicle: Chronicle
+    job: Job | None = None
 
 
 @dataclass(frozen=True)
-class Admission:
-    """A planned transition that asks to begin.
+class Startup:
+    """What a starting owner does.
 
     Attributes:
-        kind: ``load``, ``transition`` or ``rollback``.
-        request_id: the caller's, or empty.
-        request_digest: of what the caller asked for, to notice a reused id.
+        initial: checkpoint of a first start.
+        reload: load what was published last; else start EMPTY.
+        options: of the first load.
 
     """
 
-    plan: Plan
-    target: Target
-    kind: str
-    request_id: str = ""
-    request_digest: str = ""
-    allow_irreversible: bool = False
-
-
-@dataclass(frozen=True)
-class _Command:
-    action: Callable[[], None]
-    refuse: Callable[[Exception], None]
-
-
-@dataclass
-class _Job:
-    """A running generator, and what it waits for."""
-
-    steps: Steps[None]
-    waits_for: Future[Any] | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.waits_for is None or self.waits_for.done()
-
-
-@dataclass
-class Followers:
-    """Who is to be woken when the journal has news of a transition."""
-
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _listeners: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
-
-    def add(self, transition: str, listener: Callable[[], None]) -> None:
-        with self._lock:
-            self._listeners.setdefault(transition, []).append(listener)
-
-    def remove(self, transition: str, listener: Callable[[], None]) -> None:
-        with self._lock:
-            left = [item for item in self._listeners.get(transition, []) if item is not listener]
-            self._listeners[transition] = left
-            if not left:
-                del self._listeners[transition]
-
-    def notify(self, transition: str) -> None:
-        with self._lock:
-            listeners = list(self._listeners.get(transition, []))
-        for listener in listeners:
-            listener()
+    initial: Path | None = None
+    reload: bool = True
+    options: Options = field(default_factory=Options)
 
 
 class Owner:
@@ -106,312 +70,349 @@ class Owner:
 
     def __init__(
         self, context: Context, binding: Binding, journal: Journal, stores: Stores, loader: TargetLoader,
-        planner: Planner,
+        planner: Planner, call_timeout_s: float,
     ) -> None:  # fmt: skip
         self.followers = Followers()
         self.journal = journal
         self.planner = planner
+        self.failed: BaseException | None = None
         self._context = context
         self._epoch = context.new_id()
-        self._transition = ""
+        self._open: _Open | None = None
         self._loading = True
-        self._stopping = False
-        self._commands: queue.Queue[_Command] = queue.Queue(COMMANDS_MAX)
-        self._jobs: list[_Job] = []
+        self._mailbox = Mailbox()
+        self._promises = Promises()
+        self._jobs = Jobs(self._mailbox.wake)
+        self._observers: list[Callable[[], None]] = []
+        self._watchdog = Watchdog(call_timeout_s, self._abandon)
         self._core = Core(
             context=context,
-            binding=binding,
+            binding=WatchedBinding(binding, self._watchdog),
             journal=journal,
             stores=stores,
             loader=loader,
             stager=Stager(context.hashers),
+            scheduler=Scheduler(context.clock.monotonic),
             notify=self.followers.notify,
             changed=self._swap_view,
+            launch=self._launch,
         )
         self.view = OwnerView(binding.facts, self._epoch, binding.counters.snapshot(), loading=True)
-        self._thread = threading.Thread(target=self._run, name="rowlock-owner")
-        self._observers: list[Callable[[], None]] = []
-        self.failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="rowlock-owner", daemon=True)
 
     # Any thread.
 
     def observe(self, observer: Callable[[], None]) -> None:
-        """Call ``observer`` on the owner thread whenever the view's state changes. Before ``start``."""
+        """Call ``observer`` whenever state, generation or open transition changes."""
         self._observers.append(observer)
 
-    def start(self, initial: Path | None) -> Future[None]:
+    def forget(self, observer: Callable[[], None]) -> None:
+        self._observers.remove(observer)
+
+    def start(self, startup: Startup) -> Future[None]:
         """Start the thread. The future is done when a model is resident, or it is known why not."""
-        done: Future[None] = Future()
-        self._submit(lambda: self._begin(self._start_up(initial), done), done.set_exception)
+        done = self._ask(lambda promise: self._answer(promise, self._start_up(startup)))
+        self._watchdog.start()
         self._thread.start()
         return done
 
     def generate(self, request: GenerationRequest) -> None:
         """Queue a request; its sink hears of everything that follows."""
-        self._submit(lambda: self._accept(request), request.sink.failed)
+        self._mailbox.put(Command(lambda: self._accept(request), request.sink.failed))
 
     def admit(self, admission: Admission) -> Future[str]:
         """Begin a transition: judged once, here, on the owner thread. The result is its id.
 
-        The future fails with OwnerError (TRANSITION_OPEN, GENERATION_STALE, ...), and then
-        the target is closed.
+        The future fails with OwnerError (TRANSITION_OPEN, GENERATION_STALE, ETAG_STALE, ...),
+        and then the target is closed.
         """
-        done: Future[str] = Future()
 
-        def refuse(error: Exception) -> None:
-            admission.target.close()
-            done.set_exception(error)
-
-        def action() -> None:
+        def action(promise: Future[str]) -> None:
             try:
-                steps = self._admit(admission, done)
+                steps = self._admit(admission, promise)
             except OwnerError as error:
-                refuse(error)
-                return
-            self._launch(steps)
+                admission.close()
+                self._promises.fail(promise, error)
+            else:
+                job = self._jobs.launch(steps)
+                if self._open is not None:
+                    self._open.job = job
 
-        self._submit(action, refuse)
-        return done
+        return self._ask(action, admission.close)
+
+    def cancel(self, transition: str) -> Future[None]:
+        """End the open transition before its first write; done when it has been told to."""
+
+        def action(promise: Future[None]) -> None:
+            opened = self._open
+            if opened is None or opened.chronicle.record.id != transition or opened.job is None:
+                self._promises.fail(promise, OwnerError(Reason.NOT_CANCELLABLE, f"{transition} is not open"))
+            elif opened.chronicle.state in TERMINAL:
+                self._promises.fail(promise, OwnerError(Reason.NOT_CANCELLABLE, f"{transition} has just ended"))
+            else:
+                self._jobs.cancel(opened.job, CancelledError("cancelled on request"))
+                self._promises.keep(promise, None)
+
+        return self._ask(action)
 
     def verify(self) -> Future[Verification]:
         """Read the whole model back."""
-        done: Future[Verification] = Future()
 
-        def action() -> None:
-            if self._transition or self._core.quarantined:
-                done.set_exception(self._busy_error())
+        def action(promise: Future[Verification]) -> None:
+            if self._open or self._core.quarantined:
+                self._promises.fail(promise, self._busy_error())
             else:
-                self._begin(verify(self._core), done)
+                self._answer(promise, verify(self._core))
 
-        self._submit(action, done.set_exception)
-        return done
+        return self._ask(action)
+
+    def target_of_push(self, rows: PushedRows) -> Future[Target]:
+        """The target that pushed rows make of the resident model."""
+
+        def action(promise: Future[Target]) -> None:
+            if self._open or self._core.quarantined:
+                self._promises.fail(promise, self._busy_error())
+            else:
+                self._answer(promise, target_of_push(self._core, rows, self._context.new_id()))
+
+        return self._ask(action)
+
+    def release_quarantine(self, who: str, why: str) -> None:
+        """Record who takes the responsibility; the process has to end then.
+
+        Raises:
+            OwnerError: NOT_QUARANTINED, or JOURNAL_FAILED.
+
+        """
+        if not self.view.quarantined:
+            raise OwnerError(Reason.NOT_QUARANTINED, "the device is not quarantined")
+        try:
+            self.journal.release_quarantine(who, why, self._context.clock.now())
+        except JournalError as error:
+            raise OwnerError(Reason.JOURNAL_FAILED, str(error)) from error
 
     def stop(self) -> None:
         """End: requests are failed, a transition is cancelled before its first write, else finished."""
-        self._submit(self._begin_stop, lambda _: None)
-        self._thread.join()
+        self._mailbox.close(OwnerError(Reason.STOPPING, "the daemon is stopping"))
+        if not self._watchdog_expired:
+            self._thread.join()
+        self._watchdog.close()
 
     def is_live(self, transition: str) -> bool:
         """Whether the transition still has events to come from this process."""
-        return self.view.transition == transition
+        return self.view.transition == transition and not self._watchdog_expired
 
-    def _submit(self, action: Callable[[], None], refuse: Callable[[Exception], None]) -> None:
-        if self._stopping:
-            refuse(OwnerError(Reason.STOPPING, "the daemon is stopping"))
-            return
-        try:
-            self._commands.put_nowait(_Command(action, refuse))
-        except queue.Full:
-            refuse(OwnerError(Reason.QUEUE_FULL, f"{COMMANDS_MAX} commands are waiting already"))
+    def _ask(self, action: Callable[[Future[Any]], None], refused: Callable[[], None] = lambda: None) -> Future[Any]:
+        promise = self._promises.new()
+
+        def refuse(error: Exception) -> None:
+            refused()
+            self._promises.fail(promise, error)
+
+        self._mailbox.put(Command(lambda: action(promise), refuse))
+        return promise
+
+    # The watchdog's thread.
+
+    _watchdog_expired = False
+
+    def _abandon(self, problem: str) -> None:
+        """A device call does not come back: quarantine without touching the device."""
+        self._watchdog_expired = True
+        self._context.log("watchdog.expired", problem=problem)
+        self._core.quarantine(problem)
+        error = OwnerError(Reason.QUARANTINED, problem)
+        self._mailbox.close(error)
+        self._promises.fail_all(error)
+        for sink in self._core.scheduler.sinks:
+            sink.failed(error)
+        self.followers.notify_all()
 
     # The owner thread.
 
     def _run(self) -> None:
         try:
-            while not (self._stopping and not self._jobs):
-                self._take_commands()
-                self._core.scheduler.step(self._core.resident if not self._core.quarantined else None)
-                self._advance_jobs()
-                self._swap_view()
+            while not (self._mailbox.closed and not self._jobs):
+                self._turn()
+                if self._mailbox.closed:
+                    self._give_up("the daemon is stopping")
+        except AbandonedError:
+            return  # the watchdog has told everybody
         except BaseException as error:  # noqa: BLE001 - the thread's edge: nothing may be served after it
             self.failed = error
-            self._core.quarantine(f"the owner thread failed: {error!r}")
             self._context.log("owner.failed", error=repr(error), exc_info=error)
+            self._core.quarantine(f"the owner thread failed: {error!r}")
         finally:
-            self._stopping = True
-            self._refuse_rest()
+            self._end()
 
-    def _take_commands(self) -> None:
-        """All that wait; blocks only while there is nothing else to do."""
-        idle = not self._core.scheduler.runnable(self._core.resident) and not any(job.ready for job in self._jobs)
-        try:
-            command = self._commands.get(block=idle)
-            while True:
-                command.action()
-                command = self._commands.get_nowait()
-        except queue.Empty:
-            return
+    def _turn(self) -> None:
+        core = self._core
+        resident = None if core.quarantined else core.resident
+        idle = not core.scheduler.runnable(resident) and not self._jobs.ready
+        for command in self._mailbox.take(wait=idle):
+            command.action()
+        core.scheduler.step(None if core.quarantined else core.resident)
+        self._jobs.step()
+        self._swap_view()
 
     def _launch(self, steps: Steps[None]) -> None:
-        """Begin a job, up to its first yield: from there on it can be cancelled in good order."""
-        job = _Job(steps)
-        self._jobs.append(job)
-        self._advance(job, partial(next, steps))
+        self._jobs.launch(steps)
 
-    def _advance_jobs(self) -> None:
-        for job in [item for item in self._jobs if item.ready]:
-            self._advance(job, partial(next, job.steps))
+    def _give_up(self, reason: str) -> None:
+        """Fail what is waited for, and end the jobs: an exclusive section is never interrupted here."""
+        self._core.scheduler.fail_all(OwnerError(Reason.STOPPING, reason))
+        self._jobs.cancel_all(CancelledError(reason))
 
-    def _advance(self, job: _Job, step: Callable[[], Future[Any] | None]) -> None:
-        try:
-            job.waits_for = step()
-        except (StopIteration, CancelledError):
-            self._jobs.remove(job)
+    def _end(self) -> None:
+        if self._watchdog_expired:
             return
-        if job.waits_for is not None:
-            job.waits_for.add_done_callback(self._wake)
+        error = OwnerError(Reason.STOPPING, "the daemon is stopping")
+        if self._core.quarantined:
+            error = OwnerError(Reason.QUARANTINED, self._core.quarantined)
+        self._mailbox.close(error)
+        self._promises.fail_all(error)
+        self._core.scheduler.fail_all(error)
+        self._open = None
+        self._loading = False
+        self._swap_view()
+        self.followers.notify_all()
 
-    def _wake(self, _done: Future[Any]) -> None:
-        try:
-            self._commands.put_nowait(_Command(lambda: None, lambda _: None))
-        except queue.Full:
-            return  # then the thread is not waiting
-
-    def _begin(self, steps: Steps[Any], done: Future[Any]) -> None:
-        """Run a job whose result, or expected failure, goes to a future."""
+    def _answer(self, promise: Future[Any], steps: Steps[Any]) -> None:
+        """Run a job whose result, or failure, goes to a promise."""
 
         def run() -> Steps[None]:
             try:
                 result = yield from steps
             except Exception as error:  # noqa: BLE001 - handed to the caller
-                done.set_exception(error)
+                self._promises.fail(promise, error)
             else:
-                done.set_result(result)
+                self._promises.keep(promise, result)
 
-        self._launch(run())
+        self._jobs.launch(run())
 
     def _accept(self, request: GenerationRequest) -> None:
-        if self._core.quarantined:
-            request.sink.failed(OwnerError(Reason.QUARANTINED, self._core.quarantined))
-        elif self._core.resident is None and not self._transition and not self._loading:
-            request.sink.failed(OwnerError(Reason.EMPTY, self._core.reason or "nothing is resident"))
+        core = self._core
+        if core.quarantined:
+            request.sink.failed(OwnerError(Reason.QUARANTINED, core.quarantined))
+        elif core.resident is None and not self._open and not self._loading:
+            request.sink.failed(self._gone_error())
         else:
             try:
-                self._core.scheduler.submit(request)
+                core.scheduler.submit(request)
             except OwnerError as error:
                 request.sink.failed(error)
 
-    def _start_up(self, initial: Path | None) -> Steps[None]:
+    def _start_up(self, startup: Startup) -> Steps[None]:
         """Recover; on a first start, load the checkpoint that was given."""
+        core = self._core
         try:
-            yield from recover(self._core)
-            if self._core.resident is None and self.journal.current() is None and initial is not None:
-                yield from self._first_load(initial)
+            yield from recover(core, reload=startup.reload)
+            first = core.resident is None and not core.quarantined and self.journal.current() is None
+            if first and startup.initial is not None and startup.reload:
+                yield from self._first_load(startup.initial, startup.options)
         finally:
             self._loading = False
             self._swap_view()
-            if self._core.resident is None:
-                self._core.scheduler.fail_waiting(OwnerError(Reason.EMPTY, self._core.reason or "nothing is resident"))
+            if core.resident is None:
+                core.scheduler.fail_waiting(self._gone_error())
 
-    def _first_load(self, initial: Path) -> Steps[None]:
+    def _first_load(self, initial: Path, options: Options) -> Steps[None]:
+        core = self._core
         try:
-            plan, target = yield from self._core.on_worker(self.planner.transition, None, initial, Require.AUTO)
+            plan, target = yield from core.on_worker(self.planner.transition, None, initial, Require.AUTO, options)
         except OwnerError as error:
-            self._core.reason = f"the first checkpoint could not be loaded: {error}"
+            core.reason = f"the first checkpoint could not be loaded: {error}"
             raise
-        started: Future[str] = Future()
-        yield from self._admit(Admission(plan, target, "load"), started)
-        if self._core.resident is None:
-            raise OwnerError(Reason.EMPTY, self._core.reason)
+        yield from self._admit(Admission("load", plan, target, options), self._promises.new())
+        if core.resident is None:
+            raise OwnerError(Reason.EMPTY, core.reason)
 
     def _busy_error(self) -> OwnerError:
         if self._core.quarantined:
             return OwnerError(Reason.QUARANTINED, self._core.quarantined)
-        return OwnerError(Reason.TRANSITION_OPEN, f"transition {self._transition} is open")
-
-    def _admit(self, admission: Admission, started: Future[str]) -> Steps[None]:
-        """Judge an admission, now; the returned job does the rest."""
-        resident = self._core.resident
-        if self._transition or self._core.quarantined:
-            raise self._busy_error()
-        if self._loading and admission.kind != "load":
-            raise OwnerError(Reason.TRANSITION_OPEN, "the first load is still running")
-        if admission.plan.generation != (resident.generation if resident else 0):
-            raise OwnerError(
-                Reason.GENERATION_STALE,
-                f"planned from generation {admission.plan.generation}, resident is "
-                f"{resident.generation if resident else 'nothing'}",
-            )
-        record = self._new_record(admission)
-        self._transition = record.id
-        self._swap_view()
-        return self._transit(admission, record, started)
-
-    def _transit(self, admission: Admission, record: TransitionRecord, started: Future[str]) -> Steps[None]:
-        core, plan, target = self._core, admission.plan, admission.target
-        watch = Stopwatch(self._context.clock)
-        chronicle = Chronicle(self.journal, self._context.clock, record, core.notify)
-        try:
-            try:
-                yield from core.on_worker(chronicle.open, admission.request_digest)
-            except Exception as error:  # noqa: BLE001 - refused: it is not durable
-                target.close()
-                started.set_exception(OwnerError(Reason.JOURNAL_FAILED, str(error)))
-                return
-            started.set_result(record.id)
-            if plan.level is Level.NOOP:
-                target.close()
-                yield from core.on_worker(
-                    chronicle.end, TransitionEvent.NOTHING_TO_DO, plan.why, total_ms=watch.total_ms
-                )
-            elif plan.level is Level.B2:
-                assert core.resident is not None
-                yield from InPlace(core, plan, target, chronicle, watch, core.resident).run()
-            else:
-                yield from Reload(
-                    core, plan, target, chronicle, watch, core.resident, admission.allow_irreversible
-                ).run()
-        finally:
-            self._transition = ""
-            self._swap_view()
-            core.notify(record.id)
-            if core.resident is None or core.quarantined:
-                core.scheduler.fail_waiting(self._gone_error())
+        opened = self._open
+        return OwnerError(Reason.TRANSITION_OPEN, f"transition {opened.chronicle.record.id if opened else ''} is open")
 
     def _gone_error(self) -> OwnerError:
         if self._core.quarantined:
             return OwnerError(Reason.QUARANTINED, self._core.quarantined)
         return OwnerError(Reason.EMPTY, self._core.reason or "nothing is resident")
 
-    def _new_record(self, admission: Admission) -> TransitionRecord:
-        plan = admission.plan
-        return TransitionRecord(
-            id=self._context.new_id(),
-            request_id=admission.request_id,
-            kind=admission.kind,
-            level=plan.level.value,
-            target=plan.target,
-            state=TransitionState.PLANNED.value,
-            from_identity=plan.from_identity,
-            to_identity=plan.to_identity,
-            generation_from=plan.generation,
-            created=self._context.clock.now(),
-            plan=summarise_plan(plan),
-            undo=plan.undo.value,
-        )
+    def _admit(self, admission: Admission, started: Future[str]) -> Steps[None]:
+        """Judge an admission, now; the returned job does the rest."""
+        resident = self._core.resident
+        if self._open or self._core.quarantined:
+            raise self._busy_error()
+        if self._loading and admission.kind != "load":
+            raise OwnerError(Reason.TRANSITION_OPEN, "the first load is still running")
+        if admission.etag and admission.etag != self.view.etag:
+            raise OwnerError(Reason.ETAG_STALE, f"etag: {admission.etag} was expected, the owner's is {self.view.etag}")
+        generation = resident.generation if resident else 0
+        if admission.plan is not None and admission.plan.generation != generation:
+            raise OwnerError(
+                Reason.GENERATION_STALE,
+                f"planned from generation {admission.plan.generation}, resident is {generation or 'nothing'}",
+            )
+        if admission.plan is None and resident is None:
+            raise OwnerError(Reason.EMPTY, "nothing is resident, so there is nothing to unload")
+        record = new_record(admission, self._core)
+        chronicle = Chronicle(self.journal, self._context.clock, record, self._core.notify)
+        self._open = _Open(chronicle)
+        self._swap_view()
+        return self._transit(admission, chronicle, started)
 
-    def _begin_stop(self) -> None:
-        """Fail what is waited for, and end the jobs: an exclusive section is never interrupted here."""
-        self._stopping = True
-        self._core.scheduler.admitting = False
-        self._core.scheduler.fail_all(OwnerError(Reason.STOPPING, "the daemon is stopping"))
-        for job in list(self._jobs):
-            cancel = partial(job.steps.throw, CancelledError("the daemon is stopping"))
-            self._advance(job, cancel)
-
-    def _refuse_rest(self) -> None:
-        error = OwnerError(Reason.STOPPING, "the daemon is stopping")
-        self._core.scheduler.fail_all(error)
-        while True:
+    def _transit(self, admission: Admission, chronicle: Chronicle, started: Future[str]) -> Steps[None]:
+        core, record = self._core, chronicle.record
+        watch = Stopwatch(self._context.clock)
+        try:
             try:
-                self._commands.get_nowait().refuse(error)
-            except queue.Empty:
+                yield from core.on_worker(chronicle.open, admission.request_digest)
+            except (JournalError, CancelledError) as error:
+                admission.close()
+                self._end_unopened(chronicle, started, error)
                 return
+            self._promises.keep(started, record.id)
+            if admission.plan is not None and admission.plan.level is Level.NOOP:
+                admission.close()
+                yield from core.on_worker(self._end_noop, chronicle, admission.plan, watch)
+            else:
+                yield from new_transit(core, admission, chronicle, watch).run()
+        finally:
+            self._open = None
+            self._swap_view()
+            core.notify(record.id)
+            if core.resident is None or core.quarantined:
+                core.scheduler.fail_waiting(self._gone_error())
+
+    def _end_unopened(self, chronicle: Chronicle, started: Future[str], error: Exception) -> None:
+        """Refuse what could not be made durable; should the row be there after all, end it."""
+        if isinstance(error, JournalError):
+            self._promises.fail(started, OwnerError(Reason.JOURNAL_FAILED, str(error)))
+            return
+        if self.journal.find(chronicle.record.id) is not None:
+            conclude(self._core, chronicle, TransitionEvent.CANCELLED, "nothing was written", error)
+        self._promises.fail(started, OwnerError(Reason.STOPPING, str(error)))
+
+    def _end_noop(self, chronicle: Chronicle, plan: Plan, watch: Stopwatch) -> None:
+        try:
+            chronicle.end(TransitionEvent.NOTHING_TO_DO, plan.why, total_ms=watch.total_ms)
+        except JournalError as error:
+            self._core.quarantine(f"the outcome of {chronicle.record.id} cannot be recorded: {error}")
 
     def _swap_view(self) -> None:
-        core, before = self._core, self.view.state
+        core, before = self._core, self.view
         self.view = OwnerView(
             facts=core.binding.facts,
             epoch=self._epoch,
             counters=core.binding.counters.snapshot(),
             resident=core.resident,
-            transition=self._transition,
+            transition=self._open.chronicle.record.id if self._open else "",
             loading=self._loading,
             quarantined=core.quarantined,
             reason=core.reason,
-            requests_active=core.scheduler.active,
+            leases=core.scheduler.leases,
             requests_waiting=core.scheduler.waiting,
         )
-        if self.view.state is not before:
-            for observer in self._observers:
+        if self.view.etag != before.etag:
+            for observer in list(self._observers):
                 observer()

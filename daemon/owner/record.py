@@ -31,13 +31,17 @@ class TransitionRecord:
     """One transition, as history shows it. Times are seconds since the epoch.
 
     Attributes:
-        kind: ``load``, ``transition`` or ``rollback``.
+        kind: ``load``, ``transition``, ``rollback``, ``push`` or ``unload``.
         generation: taken when journaled; 0 before that.
         reason: from the error table, when not published.
         phases: milliseconds by phase, in order.
         exclusive_ms: first fence to durable publish; no request runs.
         blocked_ms: closing of admission to its reopening.
         plan: summary of the plan, as JSON-able values.
+        write_runs: how many runs of rows were to be written; the journal has each.
+        unread_bytes: of touched allocations, not read back before the publish.
+        scrub: what reading them afterwards found.
+        readback: what a readback on this device proves.
 
     """
 
@@ -48,7 +52,7 @@ class TransitionRecord:
     target: str
     state: str
     from_identity: Identity | None
-    to_identity: Identity
+    to_identity: Identity | None
     generation_from: int
     created: float
     plan: dict[str, Any]
@@ -67,7 +71,12 @@ class TransitionRecord:
     exclusive_ms: float = 0.0
     blocked_ms: float = 0.0
     total_ms: float = 0.0
-    writes: tuple[RowRange, ...] = ()
+    write_runs: int = 0
+    verify: str = ""
+    target_check: str = ""
+    unread_bytes: int = 0
+    scrub: str = ""
+    readback: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -77,9 +86,8 @@ class TransitionRecord:
         """The record of a journal row; fields that a newer version added are ignored."""
         values = json.loads(text)
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
-        known["from_identity"] = Identity(**known["from_identity"]) if known["from_identity"] else None
-        known["to_identity"] = Identity(**known["to_identity"])
-        known["writes"] = tuple(RowRange(**item) for item in known["writes"])
+        for name in ("from_identity", "to_identity"):
+            known[name] = Identity(**known[name]) if known[name] else None
         return cls(**known)
 
 

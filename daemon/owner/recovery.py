@@ -10,38 +10,65 @@ from __future__ import annotations
 from pathlib import Path
 
 from rowlock.daemon.owner.chronicle import Chronicle
-from rowlock.daemon.owner.core import Core, Steps
-from rowlock.daemon.owner.outcome import EXPECTED_ERRORS, conclude
+from rowlock.daemon.owner.core import CancelledError, CloseFailedError, Core, Steps
+from rowlock.daemon.owner.install import install
+from rowlock.daemon.owner.outcome import conclude, is_expected, sweep
 from rowlock.daemon.owner.planning import identity_of
+from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.record import TransitionRecord
-from rowlock.daemon.owner.reload import install
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.states import TransitionEvent, TransitionState
-from rowlock.daemon.owner.target import Target
-from rowlock.daemon.owner.text import Text
-from rowlock.journal.journal import GenerationRow
+from rowlock.journal.journal import GenerationRow, JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 
-def recover(core: Core) -> Steps[None]:
-    """Load the last published identity, then end whatever transition was open."""
-    current = core.journal.current()
-    if current is not None:
-        try:
-            core.resident = yield from _load_generation(core, current)
-        except EXPECTED_ERRORS as error:
-            core.reason = f"generation {current.generation} could not be loaded again: {error}"
+def recover(core: Core, *, reload: bool) -> Steps[None]:
+    """Load the last published identity, then end whatever transition was open.
+
+    Args:
+        core: the owner's.
+        reload: load at all; else the owner starts EMPTY.
+
+    """
+    core.quarantined = core.journal.quarantine()
+    if core.quarantined:
+        core.reason = "the device was quarantined by an earlier process"
+    elif reload:
+        yield from _load_last(core)
+    else:
+        core.reason = "on_start = empty"
     for row in core.journal.open_transitions():
         record = TransitionRecord.from_json(row.record)
-        chronicle = Chronicle.resumed(core.journal, core.context.clock, record, core.notify)
-        _end_interrupted(core, chronicle)
+        _end_interrupted(core, Chronicle.resumed(core.journal, core.context.clock, record, core.notify))
+    try:
+        yield from core.on_worker(sweep, core)
+    except (JournalError, OSError) as error:
+        core.context.log("sweep.failed", error=str(error))
     core.changed()
+
+
+def _load_last(core: Core) -> Steps[None]:
+    current = core.journal.current()
+    if current is None:
+        return
+    try:
+        core.resident = yield from _load_generation(core, current)
+    except CloseFailedError as error:
+        core.quarantine(str(error))
+    except CancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the owner comes up EMPTY and says why
+        if not is_expected(error):
+            core.context.log("recovery.bug", exc_info=error)
+        core.reason = f"generation {current.generation} could not be loaded again: {error}"
 
 
 def _end_interrupted(core: Core, chronicle: Chronicle) -> None:
     cause = OwnerError(Reason.INTERRUPTED, "the daemon stopped before this transition ended")
     if chronicle.state in {TransitionState.PLANNED, TransitionState.STAGED}:
         conclude(core, chronicle, TransitionEvent.FAILED, "nothing was written", cause)
+    elif core.quarantined:
+        conclude(core, chronicle, TransitionEvent.CLOSE_FAILED, core.quarantined, cause)
     elif core.resident is not None:
         outcome = "device memory died with the process; the old identity is loaded again, and proved"
         conclude(core, chronicle, TransitionEvent.OLD_PROVED, outcome, cause)
@@ -50,22 +77,12 @@ def _end_interrupted(core: Core, chronicle: Chronicle) -> None:
 
 
 def _load_generation(core: Core, row: GenerationRow) -> Steps[Resident]:
-    target = yield from core.on_worker(_open_generation, core, row)
+    checkpoint = Path(row.checkpoint)
+    target = yield from core.on_worker(
+        rebuild, core.stores, core.loader, identity_of(row), checkpoint, row.overlay, row.generation
+    )
     try:
         runtime = install(core, target)
     finally:
         target.close()
-    return Resident(row.generation, target.model, target.config, target.text, runtime)
-
-
-def _open_generation(core: Core, row: GenerationRow) -> Target:
-    """The checkpoint of a generation; its assets come from the state directory if they changed since."""
-    target = core.loader.open(Path(row.checkpoint))
-    wanted, found = identity_of(row), target.model.identity
-    if (found.program, found.weights) != (wanted.program, wanted.weights):
-        target.close()
-        raise OwnerError(Reason.TARGET_CHANGED, f"{row.checkpoint}: does not hold generation {row.generation} any more")
-    if found == wanted:
-        return target
-    text = Text(core.stores.assets / row.assets, core.stores.kept_assets(row.assets))
-    return target.as_identity(wanted, text)
+    return Resident.of(row.generation, target, runtime)

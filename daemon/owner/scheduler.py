@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from rowlock.bindings.device import DeviceError, Sequence
-from rowlock.daemon.owner.requests import GenerationRequest, Lease
+from rowlock.daemon.owner.requests import GenerationRequest, Lease, Sink
 from rowlock.daemon.owner.resident import Resident
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -23,7 +24,24 @@ class _Active:
     lease: Lease
     sequence: Sequence
     eos: frozenset[int]
-    left: int = field(default=0)
+    left: int
+    since: float
+
+
+@dataclass(frozen=True)
+class LeaseHeld:
+    """A running request's hold of the resident weights.
+
+    Attributes:
+        held_s: for how long.
+        tokens: computed so far.
+
+    """
+
+    request: str
+    generation: int
+    held_s: float
+    tokens: int
 
 
 class Scheduler:
@@ -32,7 +50,8 @@ class Scheduler:
     While admission is closed nothing new starts; what has started goes on to its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._waiting: deque[GenerationRequest] = deque()
         self._active: list[_Active] = []
         self.admitting = True
@@ -57,6 +76,8 @@ class Scheduler:
 
         """
         if len(self._waiting) >= WAITING_MAX:
+            self._drop_cancelled()
+        if len(self._waiting) >= WAITING_MAX:
             raise OwnerError(Reason.QUEUE_FULL, f"{WAITING_MAX} requests are waiting already")
         self._waiting.append(request)
 
@@ -70,10 +91,33 @@ class Scheduler:
 
     def fail_all(self, error: Exception) -> None:
         """End every request, active or waiting, with an error."""
+        self.cancel_active(error)
+        self.fail_waiting(error)
+
+    def cancel_active(self, error: Exception) -> None:
+        """End every running request with an error."""
         for active in list(self._active):
             self._end(active)
             active.request.sink.failed(error)
-        self.fail_waiting(error)
+
+    @property
+    def leases(self) -> tuple[LeaseHeld, ...]:
+        """Who holds the resident weights."""
+        now = self._monotonic()
+        return tuple(
+            LeaseHeld(item.request.id, item.lease.generation, now - item.since, item.request.max_tokens - item.left)
+            for item in self._active
+        )
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """Of every request, active or waiting: for the one who has to fail them from outside."""
+        return [item.request.sink for item in list(self._active)] + [item.sink for item in list(self._waiting)]
+
+    def _drop_cancelled(self) -> None:
+        for request in [item for item in self._waiting if item.cancelled.is_set()]:
+            self._waiting.remove(request)
+            request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
 
     def fail_waiting(self, error: Exception) -> None:
         while self._waiting:
@@ -92,14 +136,11 @@ class Scheduler:
         try:
             prompt = _prompt_tokens(request, resident)
             sequence = resident.runtime.open_sequence(prompt, request.sampling, len(prompt) + request.max_tokens)
-        except DeviceError as error:
-            request.sink.failed(OwnerError(Reason.DEVICE_FAILED, str(error)))
+        except Exception as error:  # noqa: BLE001 - this request fails, others go on
+            request.sink.failed(_failure(error))
             return
-        except OwnerError as error:
-            request.sink.failed(error)
-            return
-        eos = frozenset() if request.ignore_eos else frozenset(resident.config.eos_tokens)
-        self._active.append(_Active(request, lease, sequence, eos, request.max_tokens))
+        eos = frozenset() if request.ignore_eos else frozenset(resident.text.eos_tokens)
+        self._active.append(_Active(request, lease, sequence, eos, request.max_tokens, self._monotonic()))
         request.sink.started(lease, len(prompt))
 
     def _advance(self, active: _Active) -> None:
@@ -110,9 +151,9 @@ class Scheduler:
             return
         try:
             token = active.sequence.advance()
-        except DeviceError as error:
+        except Exception as error:  # noqa: BLE001 - this request fails, others go on
             self._end(active)
-            request.sink.failed(OwnerError(Reason.DEVICE_FAILED, str(error)))
+            request.sink.failed(_failure(error))
             return
         if token is None:
             return
@@ -127,6 +168,14 @@ class Scheduler:
     def _end(self, active: _Active) -> None:
         active.sequence.close()
         self._active.remove(active)
+
+
+def _failure(error: Exception) -> OwnerError:
+    if isinstance(error, OwnerError):
+        return error
+    if isinstance(error, DeviceError):
+        return OwnerError(Reason.DEVICE_FAILED, str(error))
+    return OwnerError(Reason.INTERNAL, repr(error))
 
 
 def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[int, ...]:

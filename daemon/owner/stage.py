@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowlock.bindings.checkpoint.directory import Bytes
 from rowlock.bindings.checkpoint.hashing import chunks, hash_groups
 from rowlock.bindings.checkpoint.manifest import DIGEST_BYTES, Manifest, TensorManifest
-from rowlock.bindings.checkpoint.tensors import TensorInfo
-from rowlock.bindings.device import Allocation
-from rowlock.bindings.model.layout import Layout, Placement
-from rowlock.daemon.owner.images import Images, tensor_bytes, word_of
-from rowlock.daemon.owner.record import RowRange
+from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.model.layout import Layout
+from rowlock.bindings.plan import Model
+from rowlock.daemon.owner.images import Images, tensor_bytes
+from rowlock.daemon.owner.rows import count_nonfinite, new_nonfinite, row_runs
 from rowlock.daemon.owner.target import RowSource
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -84,53 +83,82 @@ class Stager:
         for start, stop in chunks(tensor.info, groups):
             yield self.executor.submit(job, start, stop)
 
-    def disagreements(self, images: Images, layout: Layout, manifest: Manifest) -> list[tuple[str, int, int]]:
-        """Rows of the images' parents that are not those of a manifest: (tensor, first row, rows)."""
-        found: list[tuple[str, int, int]] = []
+    def nonfinite(self, images: Images, layout: Layout) -> int:
+        """How many values of whole parents are infinite or NaN."""
         jobs = [
-            (
-                tensor,
-                self.executor.submit(_wrong_groups, tensor, start, tensor_bytes(images, placement)[start:stop]),
-            )
-            for parent in images
-            for placement in layout.in_parent(parent)
-            for tensor in (manifest.tensors[placement.tensor.name],)
-            for start, stop in chunks(tensor.info, range(tensor.info.groups))
+            self.executor.submit(count_nonfinite, placement.tensor.dtype, tensor_bytes(images, placement)[start:stop])
+            for placement in layout.placements.values()
+            for start, stop in chunks(placement.tensor, range(placement.tensor.groups))
         ]
-        for tensor, job in jobs:
-            for group in job.result():
-                first, stop = tensor.info.group_span(group)
-                found.append((tensor.info.name, first, stop - first))
-        return found
+        return sum(job.result() for job in jobs)
 
-    def complete(self, before: Images, expected: Images, layout: Layout, changed: Mapping[str, Iterable[int]]) -> None:
-        """Fill every row of the expected images that is not in a changed group from the images before."""
+    def settle(
+        self, parent: str, before: Images, expected: Images, resident: Model, target: Model,
+        changed: Mapping[str, Iterable[int]], *, sparse: bool,
+    ) -> list[Future[Settled]]:  # fmt: skip
+        """Prove the image of a parent as it is, and complete and prove the one expected.
+
+        Changed groups: the bytes before are proved against the resident manifest, and
+        compared row by row with those staged. All others: copied from before to expected,
+        and proved there against the target's manifest, which says the same of them.
+
+        Args:
+            parent: its name; ``before`` is complete.
+            before: what the device returned.
+            expected: holds the staged groups; the rest is filled here.
+            resident: manifest and layout of what is on the device.
+            target: manifest of what shall be.
+            changed: groups that differ, by tensor.
+            sparse: only changed groups are in the images, and settled.
+
+        """
         jobs = []
-        for parent in expected:
-            for placement in layout.in_parent(parent):
-                info = placement.tensor
-                new, old = tensor_bytes(expected, placement), tensor_bytes(before, placement)
-                for groups, keep in _runs(info.groups, changed.get(info.name, ())):
-                    if not keep:
-                        jobs += [
-                            self.executor.submit(np.copyto, new[start:stop], old[start:stop])
-                            for start, stop in chunks(info, groups)
-                        ]
-        _wait(jobs)
+        for placement in resident.layout.in_parent(parent):
+            name = placement.tensor.name
+            old, new = resident.manifest.tensors[name], target.manifest.tensors[name]
+            images = tensor_bytes(before, placement), tensor_bytes(expected, placement)
+            for groups, differs in _runs(placement.tensor.groups, changed.get(name, ())):
+                if differs or not sparse:
+                    job = _settle_changed if differs else _settle_same
+                    for start, stop in chunks(placement.tensor, groups):
+                        spans = images[0][start:stop], images[1][start:stop]
+                        jobs.append(self.executor.submit(job, old, new, start, spans[0], spans[1]))
+        return jobs
 
-    def differing_rows(
-        self, before: Images, expected: Images, layout: Layout, changed: Mapping[str, Iterable[int]],
-        allocations: Mapping[str, Allocation],
-    ) -> list[RowRange]:  # fmt: skip
-        """The exact rows that differ, as runs of consecutive rows, in parent order."""
-        found: list[RowRange] = []
-        for name, groups in changed.items():
-            placement = layout.placements[name]
-            old, new = tensor_bytes(before, placement), tensor_bytes(expected, placement)
-            jobs = [self.executor.submit(_row_runs, placement.tensor, old, new, group) for group in groups]
-            runs = _merge(run for job in jobs for run in job.result())
-            found += [_row_range(allocations[placement.parent], placement, first, rows) for first, rows in runs]
-        return found
+
+@dataclass(frozen=True)
+class Settled:
+    """What settling a piece of a parent found.
+
+    Attributes:
+        drift: groups (tensor, first row, rows) that are not the resident manifest's.
+        runs: (tensor, first row, rows) of rows that differ.
+        nonfinite: values that are not finite where they were before.
+
+    """
+
+    drift: tuple[tuple[str, int, int], ...] = ()
+    runs: tuple[tuple[str, int, int], ...] = ()
+    nonfinite: int = 0
+
+
+def _settle_changed(old: TensorManifest, _new: TensorManifest, start: int, before: Bytes, expected: Bytes) -> Settled:
+    name = old.info.name
+    return Settled(
+        drift=_group_rows(old, _wrong_groups(old, start, before)),
+        runs=tuple((name, first, rows) for first, rows in row_runs(old.info, start, before, expected)),
+        nonfinite=new_nonfinite(old.info.dtype, before, expected),
+    )
+
+
+def _settle_same(_old: TensorManifest, new: TensorManifest, start: int, before: Bytes, expected: Bytes) -> Settled:
+    np.copyto(expected, before)
+    return Settled(drift=_group_rows(new, _wrong_groups(new, start, expected)))
+
+
+def _group_rows(tensor: TensorManifest, groups: Iterable[int]) -> tuple[tuple[str, int, int], ...]:
+    spans = (tensor.info.group_span(group) for group in groups)
+    return tuple((tensor.info.name, first, stop - first) for first, stop in spans)
 
 
 def _runs(groups: int, kept: Iterable[int]) -> Iterator[tuple[range, bool]]:
@@ -157,35 +185,6 @@ def _wrong_groups(tensor: TensorManifest, start: int, data: Bytes) -> list[int]:
         for index in range(count)
         if found[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] != tensor.group(first + index)
     ]
-
-
-def _row_runs(info: TensorInfo, old: Bytes, new: Bytes, group: int) -> list[tuple[int, int]]:
-    """Runs of rows (first, count) of one group in which bytes differ."""
-    first, stop = info.group_span(group)
-    span = slice(first * info.row_bytes, stop * info.row_bytes)
-    word = word_of(info.row_bytes)
-    differs = (old[span].view(word) != new[span].view(word)).reshape(stop - first, -1).any(axis=1)
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
-    return [(first + int(begin), int(end - begin)) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _merge(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Join runs that touch, so that neighbours in two groups become one write."""
-    current: tuple[int, int] | None = None
-    for first, rows in runs:
-        if current is not None and current[0] + current[1] == first:
-            current = (current[0], current[1] + rows)
-            continue
-        if current is not None:
-            yield current
-        current = (first, rows)
-    if current is not None:
-        yield current
-
-
-def _row_range(allocation: Allocation, placement: Placement, first: int, rows: int) -> RowRange:
-    row, row_bytes = placement.first_row + first, placement.tensor.row_bytes
-    return RowRange(placement.parent, allocation.id, row, rows, row * row_bytes, rows * row_bytes)
 
 
 def _wait(jobs: list[Future[None]]) -> None:

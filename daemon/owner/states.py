@@ -60,6 +60,8 @@ TRANSITION_TABLE: Final[dict[tuple[TransitionState, TransitionEvent], Transition
     (_S.JOURNALED, _E.CLOSE_FAILED): _S.QUARANTINED,
     (_S.APPLYING, _E.WRITES_FENCED): _S.VERIFYING,
     (_S.APPLYING, _E.FAILED): _S.ROLLING_BACK,
+    # An unload has nothing to verify.
+    (_S.APPLYING, _E.RUNTIME_CLOSED): _S.UNLOADED,
     (_S.VERIFYING, _E.PUBLISH_COMMITTED): _S.PUBLISHED,
     (_S.VERIFYING, _E.FAILED): _S.ROLLING_BACK,
     (_S.ROLLING_BACK, _E.OLD_PROVED): _S.ROLLED_BACK,

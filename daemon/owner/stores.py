@@ -1,4 +1,4 @@
-"""The state directory, less the journal: undo files, manifests and assets of generations."""
+"""The state directory, less the journal: undo files, pushed rows, manifests and assets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rowlock.journal.undo import UndoFiles
 from rowlock.v1.errors import OwnerError, Reason
 
 UNDO_KEPT: Final = 8
-"""Undo files kept, newest first; older ones are deleted when a newer generation is published."""
+"""Generations whose undo and pushed rows are kept, newest first; older ones go at a later publish."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Stores:
 
     Attributes:
         undo: before-images by transition.
+        pushed: rows that came over the wire, by overlay name.
         manifests: directory of manifests by weights root.
         assets: directory of assets by digest.
 
@@ -33,28 +34,36 @@ class Stores:
 
     files: Files
     undo: UndoFiles
+    pushed: UndoFiles
     manifests: Path
     assets: Path
 
     @classmethod
     def under(cls, directory: Path, files: Files) -> Self:
-        return cls(files, UndoFiles(directory / "undo", files), directory / "manifests", directory / "assets")
+        return cls(
+            files,
+            UndoFiles(directory / "undo", files),
+            UndoFiles(directory / "pushed", files),
+            directory / "manifests",
+            directory / "assets",
+        )
 
     def cache(self) -> ManifestCache:
         """Manifests of checkpoint directories, by path."""
         return ManifestCache(self.manifests / "by-path", lambda path, data: self.files.write(path, [data]))
 
-    def keep(self, model: Model, assets: Assets, stamps: Mapping[str, FileStamp]) -> None:
+    def keep(self, model: Model, assets: Assets) -> None:
         """Make manifest and assets of an identity durable, before it can be published."""
         path = self._manifest_path(model.manifest.root)
-        self.files.write(path, [model.manifest.serialise(stamps)])
+        if not path.exists():
+            self.files.write(path, [model.manifest.serialise()])
         directory = self.assets / assets.digest
         for name, content in assets.files.items():
             if not (directory / name).exists():
                 self.files.write(directory / name, [content])
 
-    def manifest(self, root: str) -> tuple[Manifest, dict[str, FileStamp]]:
-        """The manifest of a published weights root, and the stamps of the files it came from.
+    def manifest(self, root: str) -> Manifest:
+        """The manifest of a published weights root.
 
         Raises:
             OwnerError: ROLLBACK_UNAVAILABLE when it is missing or damaged.
@@ -62,12 +71,12 @@ class Stores:
         """
         path = self._manifest_path(root)
         try:
-            manifest, stamps = Manifest.parse(path, self.files.read(path))
+            manifest, _ = Manifest.parse(path, self.files.read(path))
         except (OSError, ManifestError) as error:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"manifest of {root[:12]}: {error}") from error
         if manifest.root != root:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"{path}: is the manifest of {manifest.root[:12]}")
-        return manifest, stamps
+        return manifest
 
     def kept_assets(self, digest: str) -> Assets:
         """The assets of a published identity.
@@ -77,19 +86,22 @@ class Stores:
 
         """
         directory = self.assets / digest
-        present = [name for name in ASSET_FILES if (directory / name).exists()]
-        assets = Assets({name: self.files.read(directory / name) for name in present})
+        try:
+            present = [name for name in ASSET_FILES if (directory / name).exists()]
+            assets = Assets({name: self.files.read(directory / name) for name in present})
+        except OSError as error:
+            raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"{directory}: {error}") from error
         if assets.digest != digest:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"{directory}: missing or damaged")
         return assets
 
-    def rebuildable(self, root: str, checkpoint: Path) -> bool:
-        """Whether a checkpoint directory still holds the very files that a root was digested from."""
-        try:
-            _, stamps = self.manifest(root)
-            return bool(stamps) and all(stamp_of((checkpoint / name).stat()) == stamp for name, stamp in stamps.items())
-        except (OSError, OwnerError):
-            return False
-
     def _manifest_path(self, root: str) -> Path:
         return self.manifests / "by-root" / f"{root}.safetensors"
+
+
+def still_there(checkpoint: Path, stamps: Mapping[str, FileStamp]) -> bool:
+    """Whether a checkpoint directory still holds the very files with these stamps."""
+    try:
+        return bool(stamps) and all(stamp_of((checkpoint / name).stat()) == stamp for name, stamp in stamps.items())
+    except OSError:
+        return False

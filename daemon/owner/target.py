@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from rowlock.bindings.checkpoint.assets import Assets
 from rowlock.bindings.checkpoint.cache import ManifestCache
 from rowlock.bindings.checkpoint.config import program_digest, tied_aliases
-from rowlock.bindings.checkpoint.directory import Bytes, Checkpoint
+from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.hashing import Hasher, Progress, no_progress
-from rowlock.bindings.checkpoint.header import parse_json_strictly
 from rowlock.bindings.checkpoint.identity import Identity
+from rowlock.bindings.checkpoint.manifest import Manifest
 from rowlock.bindings.checkpoint.stamps import FileStamp
+from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.layout import Layout, layout_of
 from rowlock.bindings.plan import Model
@@ -44,6 +44,8 @@ class Target:
         source: where its bytes are read.
         stamps: of the checkpoint's weight files when they were digested.
         whole: the source has every tensor, not only the changed groups.
+        overlay: file of pushed rows that lie over the checkpoint, or empty.
+        pushed: content of that file: groups by (tensor, group).
 
     """
 
@@ -53,14 +55,11 @@ class Target:
     source: RowSource
     stamps: Mapping[str, FileStamp]
     whole: bool = True
+    overlay: str = ""
+    pushed: Mapping[tuple[str, int], memoryview] = field(default_factory=dict)
 
     def close(self) -> None:
         self.source.close()
-
-    def as_identity(self, identity: Identity, text: Text) -> Target:
-        """The same weights and program under other assets."""
-        assert identity.assets == text.digest
-        return replace(self, model=replace(self.model, identity=identity), text=text)
 
 
 @dataclass(frozen=True)
@@ -71,64 +70,65 @@ class TargetLoader:
         place: the binding's placement of a layout.
         hasher: digests files.
         cache: manifests made before.
+        roots: if not empty, targets must really lie below one of them.
+        log: told when a manifest could not be cached.
 
     """
 
     place: Callable[[Layout], Layout]
     hasher: Hasher
     cache: ManifestCache
+    roots: tuple[Path, ...] = ()
+    log: Callable[..., None] = lambda *_args, **_fields: None
 
-    def open(self, directory: Path, progress: Progress = no_progress) -> Target:
+    def open(self, directory: Path, progress: Progress = no_progress, known: Text | None = None) -> Target:
         """Parse, check and digest a checkpoint. The caller closes the target.
+
+        Args:
+            directory: absolute.
+            progress: told of bytes digested.
+            known: a tokenizer to use again if the assets are the same.
 
         Raises:
             OwnerError: TARGET_INVALID, TARGET_NOT_FOUND or TARGET_CHANGED, with file and field.
+                Nothing else, whatever the files hold.
 
         """
         try:
-            checkpoint = Checkpoint.open(directory)
+            checkpoint = Checkpoint.open(directory, self.roots)
             try:
-                return self._understand(checkpoint, progress)
+                return self._understand(checkpoint, progress, known)
             except BaseException:
                 checkpoint.close()
                 raise
         except CheckpointError as error:
             raise refusal(error) from error
+        except OwnerError:
+            raise
+        except Exception as error:
+            self.log("target.unexpected_error", directory=str(directory), error=repr(error), exc_info=error)
+            raise OwnerError(Reason.TARGET_INVALID, f"{directory}: {type(error).__name__}: {error}") from error
 
-    def _understand(self, checkpoint: Checkpoint, progress: Progress) -> Target:
-        config = parse_config(checkpoint.directory, checkpoint.config, _generation_config(checkpoint))
+    def _understand(self, checkpoint: Checkpoint, progress: Progress, known: Text | None) -> Target:
+        config = parse_config(checkpoint.directory, checkpoint.config)
         layout = self.place(layout_of(checkpoint, config))
-        text = Text(checkpoint.directory, checkpoint.assets)
+        text = known
+        if text is None or text.digest != checkpoint.assets.digest or text.config != checkpoint.config:
+            text = Text(checkpoint.directory, checkpoint.assets, checkpoint.config)
         manifest = self.cache.find(checkpoint)
         if manifest is None:
             manifest = self.hasher.manifest(checkpoint, tied_aliases(checkpoint.config), progress)
-            self.cache.store(checkpoint, manifest)
+            self._keep(checkpoint, manifest)
+        assert manifest.tensors.keys() == layout.placements.keys()
         identity = Identity(program_digest(checkpoint.config), checkpoint.assets.digest, manifest.root)
-        return Target(
-            Model(identity, manifest, layout, str(checkpoint.directory)),
-            config,
-            text,
-            checkpoint,
-            checkpoint.stamps,
-        )
+        model = Model(identity, manifest, layout, str(checkpoint.directory))
+        return Target(model, config, text, checkpoint, checkpoint.stamps)
 
-
-def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    return generation_config(checkpoint.directory, checkpoint.assets)
-
-
-def generation_config(directory: Path, assets: Assets) -> dict[str, Any]:
-    """``generation_config.json``, or nothing when there is none."""
-    raw = assets.files.get("generation_config.json", b"{}")
-    try:
-        parsed = parse_json_strictly(raw)
-    except ValueError as error:
-        parsed = str(error)
-    if not isinstance(parsed, dict):
-        raise CheckpointError(
-            CheckpointFault.MALFORMED, directory / "generation_config.json", f"is not a JSON object: {parsed}"
-        )
-    return parsed
+    def _keep(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
+        try:
+            self.cache.store(checkpoint, manifest)
+        except OSError as error:  # it only saves time
+            self.log("manifest.not_cached", directory=str(checkpoint.directory), error=str(error))
 
 
 _REASONS = {

@@ -1,27 +1,43 @@
-"""Text to tokens and back, under one assets digest."""
+"""Text to tokens and back, and where to stop, under one assets digest."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from rowlock.bindings.checkpoint.assets import Assets
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.bindings.checkpoint.header import parse_json_strictly
+from rowlock.v1.errors import OwnerError, Reason
 
 
 class Text:
-    """The tokenizer of a checkpoint. Immutable; safe for use by several threads."""
+    """The tokenizer of a checkpoint and its stop tokens. Immutable; safe for use by several threads.
 
-    def __init__(self, directory: Path, assets: Assets) -> None:
+    Attributes:
+        assets: what it was made from.
+        eos_tokens: ids that end a generation.
+
+    """
+
+    def __init__(self, directory: Path, assets: Assets, config: dict[str, Any]) -> None:
         """Build the tokenizer.
 
+        Args:
+            directory: for error messages.
+            assets: of the checkpoint.
+            config: its ``config.json``; ``generation_config.json`` of the assets wins over it.
+
         Raises:
-            CheckpointError: MISSING or MALFORMED tokenizer.json.
+            CheckpointError: MISSING or MALFORMED, naming the file.
 
         """
         path = directory / "tokenizer.json"
         self.assets = assets
+        self.config = config
+        self.eos_tokens = _eos_tokens(directory, assets, config)
         raw = assets.files.get("tokenizer.json")
         if raw is None:
             raise CheckpointError(
@@ -29,23 +45,48 @@ class Text:
             )
         try:
             self._tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
-        except Exception as error:  # the library raises plain Exception
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+        except Exception as error:
             raise CheckpointError(CheckpointFault.MALFORMED, path, f"is not a tokenizer: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
 
     @property
     def digest(self) -> str:
         return self.assets.digest
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids, with the special tokens that the tokenizer itself adds."""
-        return tuple(self._tokenizer.encode(text).ids)
+        """Token ids, with the special tokens that the tokenizer itself adds.
+
+        Raises:
+            OwnerError: ARGUMENT_INVALID, when the tokenizer cannot write this text.
+
+        """
+        try:
+            return tuple(self._tokenizer.encode(text).ids)
+        except Exception as error:
+            raise OwnerError(Reason.ARGUMENT_INVALID, f"prompt: cannot be tokenised: {error}") from error
 
     def decode(self, tokens: list[int]) -> str:
         """Text of tokens, special ones left out."""
         decoded: str = self._tokenizer.decode(tokens)
         return decoded
+
+
+def _eos_tokens(directory: Path, assets: Assets, config: dict[str, Any]) -> tuple[int, ...]:
+    path = directory / "generation_config.json"
+    try:
+        generation = parse_json_strictly(assets.files.get(path.name, b"{}"))
+    except ValueError as error:
+        raise CheckpointError(CheckpointFault.MALFORMED, path, f"is not valid JSON: {error}") from None
+    if not isinstance(generation, dict):
+        raise CheckpointError(CheckpointFault.MALFORMED, path, "is not a JSON object")
+    value = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(item) is int and item >= 0 for item in ids):
+        raise CheckpointError(
+            CheckpointFault.MALFORMED, path, f"eos_token_id is {str(value)[:80]!r}, not a token id or a list of them"
+        )
+    return tuple(ids)
 
 
 class TextStream:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rowlock.bindings.checkpoint.identity import Identity
-from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
+from rowlock.bindings.checkpoint.manifest import Manifest
 from rowlock.daemon.owner.core import Core, Steps
-from rowlock.daemon.owner.images import Images, new_images, read_slices, tensor_bytes
-from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.digest_readback import Drift, drift_of, read_digests
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -18,7 +17,7 @@ class Verification:
 
     Attributes:
         weights: root recomputed from the bytes that the device returned.
-        drift: (tensor, first row, rows) of each group that differs.
+        drift: groups that differ.
 
     """
 
@@ -27,7 +26,7 @@ class Verification:
     weights: str
     bytes_read_back: int
     total_ms: float
-    drift: tuple[tuple[str, int, int], ...]
+    drift: Drift
 
     @property
     def ok(self) -> bool:
@@ -35,7 +34,7 @@ class Verification:
 
 
 def verify(core: Core) -> Steps[Verification]:
-    """Read every parent, one at a time and in slices; requests go on meanwhile.
+    """Read every parent, in slices; requests go on meanwhile.
 
     Raises:
         OwnerError: EMPTY, or GENERATION_STALE when a transition came between.
@@ -46,37 +45,12 @@ def verify(core: Core) -> Steps[Verification]:
     resident = core.resident
     if resident is None:
         raise OwnerError(Reason.EMPTY, core.reason or "nothing is resident")
-    tensors: list[TensorManifest] = []
-    drift: list[tuple[str, int, int]] = []
-    for parent in resident.model.layout.parents:
-        image = new_images(resident.model.layout, [parent])
-        for _ in read_slices(core.binding.memory, resident.runtime.allocations, image):
-            yield None
-            if core.resident is not resident:
-                raise OwnerError(Reason.GENERATION_STALE, "a transition ended while the model was being read")
-        found, wrong = yield from core.on_worker(_digest_parent, core, resident, parent, image)
-        tensors += found
-        drift += wrong
+    found = yield from read_digests(core, resident, resident.model.layout.parents, serving=True)
     return Verification(
         identity=resident.model.identity,
         generation=resident.generation,
-        weights=Manifest.of(tensors).root,
+        weights=Manifest.of(found.values()).root,
         bytes_read_back=resident.model.layout.nbytes,
         total_ms=round((core.context.clock.monotonic() - start) * 1000, 3),
-        drift=tuple(drift),
+        drift=drift_of(found, resident.model.manifest),
     )
-
-
-def _digest_parent(
-    core: Core, resident: Resident, parent: str, image: Images
-) -> tuple[list[TensorManifest], list[tuple[str, int, int]]]:
-    """Manifests of a parent's tensors as they were read, and the rows that are not as published."""
-    tensors, drift = [], []
-    for placement in resident.model.layout.in_parent(parent):
-        info = placement.tensor
-        found = TensorManifest(info, core.loader.hasher.digests(info, tensor_bytes(image, placement)))
-        tensors.append(found)
-        for group in resident.model.manifest.tensors[info.name].differing_groups(found):
-            first, stop = info.group_span(group)
-            drift.append((info.name, first, stop - first))
-    return tensors, drift

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+from blake3 import blake3
 
 from rowlock.bindings.device import Counters, DeviceFacts
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.scheduler import LeaseHeld
 from rowlock.daemon.owner.states import OwnerState, owner_state
 
 
@@ -14,12 +18,13 @@ class OwnerView:
     """The owner at one moment.
 
     Attributes:
+        epoch: id of this process.
         resident: what is published, or None.
         transition: id of the open transition, or empty.
         loading: the first load of this process runs.
         quarantined: why the device's content cannot be proved, or empty.
         reason: why nothing is resident, or empty.
-        epoch: id of this process.
+        leases: the requests that run.
 
     """
 
@@ -31,7 +36,7 @@ class OwnerView:
     loading: bool = False
     quarantined: str = ""
     reason: str = ""
-    requests_active: int = 0
+    leases: tuple[LeaseHeld, ...] = ()
     requests_waiting: int = 0
 
     @property
@@ -41,3 +46,10 @@ class OwnerView:
             busy=self.loading or bool(self.transition),
             resident=self.resident is not None,
         )
+
+    @cached_property
+    def etag(self) -> str:
+        """A short name of the situation: what a mutation may give back as its precondition."""
+        generation = self.resident.generation if self.resident else 0
+        text = f"{self.epoch}/{generation}/{self.state.value}/{self.transition}"
+        return blake3(text.encode()).hexdigest()[:16]

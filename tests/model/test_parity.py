@@ -16,7 +16,6 @@ import torch
 from support.checkpoints import write_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rowlock.bindings.checkpoint.assets import read_assets
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding, CpuRuntime
 from rowlock.bindings.device import Sampling
@@ -42,7 +41,7 @@ PROMPTS = (
 def load(directory: Path, threads: int = 2) -> CpuRuntime:
     binding = CpuBinding(threads)
     with Checkpoint.open(directory) as checkpoint:
-        config = parse_config(directory, checkpoint.config, {})
+        config = parse_config(directory, checkpoint.config)
         layout = layout_of(checkpoint, config)
         runtime = binding.create_runtime(config, layout)
         for name, item in layout.placements.items():
@@ -85,7 +84,9 @@ def reference_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
 @pytest.fixture(scope="module")
 def real(real_model: Path) -> tuple[CpuRuntime, Any, Text]:
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.bfloat16)
-    return load(real_model), model, Text(real_model, read_assets(real_model))
+    with Checkpoint.open(real_model) as checkpoint:
+        text = Text(real_model, checkpoint.assets, checkpoint.config)
+    return load(real_model), model, text
 
 
 def test_tokens_are_those_of_transformers(real_model: Path, real: tuple[CpuRuntime, Any, Text]) -> None:

@@ -48,7 +48,7 @@ def write_tiny(directory: Path, seed: int = 0, dtype: str = "BF16", **config: An
 
 def random_tensors(config: dict[str, Any], seed: int, dtype: str = "BF16") -> dict[TensorInfo, bytes]:
     random = np.random.default_rng(seed)
-    layout = build_layout(parse_config(Path(), config, {}), dtype)
+    layout = build_layout(parse_config(Path(), config), dtype)
     tensors = {}
     for placement in layout.placements.values():
         values = random.normal(0, 0.3, placement.tensor.shape).astype(np.float32)

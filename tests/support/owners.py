@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +13,11 @@ from typing import Any
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.plan import Require
-from rowlock.daemon.owner.owner import Admission, Owner
-from rowlock.daemon.owner.record import TransitionRecord
+from rowlock.daemon.owner.admission import Admission
+from rowlock.daemon.owner.options import Options
+from rowlock.daemon.owner.owner import Owner, Startup
+from rowlock.daemon.owner.pushing import PushedRows
+from rowlock.daemon.owner.record import RowRange, TransitionRecord
 from rowlock.daemon.owner.requests import GenerationRequest, Lease
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.service import build_owner
@@ -81,15 +85,34 @@ class OwnerHarness:
 
     def begin(self, target: Path, require: Require = Require.AUTO, **options: Any) -> str:
         """Plan and admit; the transition's id."""
-        plan, opened = self.owner.planner.transition(self.owner.view.resident, target, require)
-        return self.owner.admit(Admission(plan, opened, "transition", **options)).result(WAIT_S)
+        chosen = Options(**options)
+        plan, opened = self.owner.planner.transition(self.owner.view.resident, target, require, chosen)
+        return self.owner.admit(Admission("transition", plan, opened, chosen)).result(WAIT_S)
 
     def transition(self, target: Path, require: Require = Require.AUTO, **options: Any) -> TransitionRecord:
         return self.end_of(self.begin(target, require, **options))
 
-    def rollback(self) -> TransitionRecord:
-        plan, opened = self.owner.planner.rollback(self.owner.view.resident)
-        return self.end_of(self.owner.admit(Admission(plan, opened, "rollback")).result(WAIT_S))
+    def rollback(self, to: int = 0, **options: Any) -> TransitionRecord:
+        chosen = Options(**options)
+        plan, opened = self.owner.planner.rollback(self.owner.view.resident, to, chosen)
+        return self.end_of(self.owner.admit(Admission("rollback", plan, opened, chosen)).result(WAIT_S))
+
+    def unload(self) -> TransitionRecord:
+        return self.end_of(self.owner.admit(Admission("unload", None, None, Options())).result(WAIT_S))
+
+    def push(self, rows: dict[str, dict[int, bytes]], **options: Any) -> TransitionRecord:
+        resident, chosen = self.owner.view.resident, Options(**options)
+        assert resident is not None
+        pushed = PushedRows({name: item.tensor for name, item in resident.model.layout.placements.items()}, 1 << 30)
+        for tensor, items in rows.items():
+            for row, data in items.items():
+                pushed.add(tensor, row, data)
+        target = self.owner.target_of_push(pushed).result(WAIT_S)
+        plan = self.owner.planner.plan(resident, target, Require.B2, chosen)
+        return self.end_of(self.owner.admit(Admission("push", plan, target, chosen)).result(WAIT_S))
+
+    def writes(self, record: TransitionRecord) -> list[RowRange]:
+        return [RowRange(*item) for item in json.loads(self.owner.journal.writes(record.id))]
 
     def end_of(self, transition: str) -> TransitionRecord:
         """The record of a transition once it has ended."""
@@ -104,6 +127,9 @@ class OwnerHarness:
                 news.get(timeout=WAIT_S)
         finally:
             self.owner.followers.remove(transition, listener)
+        return self.record(transition)
+
+    def record(self, transition: str) -> TransitionRecord:
         row = self.owner.journal.find(transition)
         assert row is not None
         return TransitionRecord.from_json(row.record)
@@ -134,12 +160,14 @@ class OwnerHarness:
 
 
 @contextmanager
-def running_owner(state: Path, checkpoint: Path | None, fault_file: Path | None = None) -> Iterator[OwnerHarness]:
+def running_owner(
+    state: Path, checkpoint: Path | None, fault_file: Path | None = None, **settings: Any
+) -> Iterator[OwnerHarness]:
     """An owner that has finished loading, or failing to."""
-    settings = Settings("cpu", state, state / "unused.sock", checkpoint, threads=2, fault_file=fault_file)
+    chosen = Settings("cpu", state, state / "unused.sock", checkpoint, threads=2, fault_file=fault_file, **settings)
     with ExitStack() as closing:
-        owner = build_owner(settings, closing, NullLog())  # type: ignore[arg-type]
-        started = owner.start(checkpoint)
+        owner = build_owner(chosen, closing, NullLog())
+        started = owner.start(Startup(checkpoint, chosen.reload))
         try:
             started.exception(WAIT_S)
             yield OwnerHarness(owner, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from pathlib import Path
 
@@ -122,10 +121,7 @@ def test_the_queue_is_bounded(owner: OwnerHarness) -> None:
 
 def test_end_of_sequence_stops_unless_ignored(owner: OwnerHarness) -> None:
     free = owner.ask("abc", 8).wait()
-    resident = owner.core.resident
-    owner.core.resident = dataclasses.replace(
-        resident, config=dataclasses.replace(resident.config, eos_tokens=(free[3],))
-    )
+    owner.core.resident.text.eos_tokens = (free[3],)
     answer = owner.ask("abc", 8, ignore_eos=False)
     assert answer.wait() == free[: free.index(free[3])]
     assert answer.stopped

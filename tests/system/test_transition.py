@@ -52,6 +52,11 @@ def target(tiny: Path, tmp_path: Path) -> Path:
     return change_rows(tiny, tmp_path / "target", EMBED, [5, 6, 200], negate)
 
 
+def storage_of(owner: OwnerHarness):  # type: ignore[no-untyped-def]
+    """The CPU binding's memory, behind the watchdog."""
+    return owner.core.binding.memory._inner
+
+
 def arm(fault_file: Path, **fault: object) -> None:
     fault_file.write_text(json.dumps(fault))
 
@@ -71,13 +76,16 @@ def test_b2_writes_exactly_the_rows_that_differ(owner: OwnerHarness, target: Pat
     record = owner.transition(target)
     assert (record.state, record.level, record.generation) == ("PUBLISHED", "B2", 2)
     assert (record.rows_written, record.bytes_written) == (3, 3 * 128)
-    assert [(item.parent, item.first_row, item.rows) for item in record.writes] == [("embed", 5, 2), ("embed", 200, 1)]
+    assert [(item.parent, item.first_row, item.rows) for item in owner.writes(record)] == [
+        ("embed", 5, 2),
+        ("embed", 200, 1),
+    ]
     assert resident_bytes(owner) == checkpoint_bytes(target, owner)
     change = owner.core.binding.counters.since(before)
     assert change.bytes_written == 3 * 128
     assert (change.uploads, change.program_loads, change.compiles, change.allocations) == (0, 0, 0, 0)
     assert dict(owner.owner.view.resident.runtime.allocations) == allocations  # type: ignore[union-attr]
-    assert {item.allocation for item in record.writes} == {allocations["embed"].id}
+    assert {item.allocation for item in owner.writes(record)} == {allocations["embed"].id}
     assert owner.verify().ok
 
 
@@ -143,7 +151,7 @@ def test_the_first_generation_cannot_be_rolled_back(owner: OwnerHarness) -> None
 
 def test_b1_closes_the_old_runtime_first(owner: OwnerHarness, target: Path) -> None:
     live: list[int] = []
-    memory = owner.core.binding.memory
+    memory = storage_of(owner)
     allocate = memory.allocate
     memory.allocate = lambda parent: (live.append(len(memory._live)), allocate(parent))[1]
     record = owner.transition(target, Require.B1)
@@ -198,7 +206,7 @@ def test_a_lying_readback_is_undone(owner: OwnerHarness, target: Path, fault_fil
 def test_a_write_that_hits_a_neighbour_is_caught_and_repaired(owner: OwnerHarness, target: Path) -> None:
     """The verify reads whole parents, and the undo holds whole groups."""
     before = resident_bytes(owner)
-    memory = owner.core.binding.memory
+    memory = storage_of(owner)
     write = memory.write_rows
 
     def wide(allocation, first_row, data):  # type: ignore[no-untyped-def]
@@ -221,7 +229,7 @@ def test_bytes_that_cannot_be_restored_unload_the_model(
     view = owner.owner.view
     assert (view.state, view.resident) == (OwnerState.EMPTY, None)
     assert "could not be restored" in view.reason
-    assert not owner.core.binding.memory._live, "the runtime is closed"
+    assert not storage_of(owner)._live, "the runtime is closed"
     events = owner.owner.journal.events(record.id)
     assert "left behind: embed=" in events[-1].message
     with pytest.raises(OwnerError) as caught:
@@ -232,7 +240,7 @@ def test_bytes_that_cannot_be_restored_unload_the_model(
 
 
 def test_a_model_that_cannot_be_closed_is_quarantined(owner: OwnerHarness, target: Path) -> None:
-    memory = owner.core.binding.memory
+    memory = storage_of(owner)
 
     def corrupt(*_args: object) -> None:
         raise_device_error()
@@ -267,7 +275,7 @@ def test_a_failed_reload_of_both_leaves_the_owner_empty(owner: OwnerHarness, tar
     record = owner.transition(target, Require.B1)
     assert record.state == "UNLOADED"
     assert owner.owner.view.state is OwnerState.EMPTY
-    assert not owner.core.binding.memory._live
+    assert not storage_of(owner)._live
 
 
 def test_a_reload_is_refused_when_the_old_identity_could_not_be_rebuilt(
@@ -287,7 +295,7 @@ def test_drift_is_refused_and_named(owner: OwnerHarness, target: Path) -> None:
     resident = owner.owner.view.resident
     assert resident is not None
     allocation = resident.runtime.allocations["embed"]
-    owner.core.binding.memory.tensor(allocation)[77, 3] += 1
+    storage_of(owner).tensor(allocation)[77, 3] += 1
     record = owner.transition(target)
     assert (record.state, record.reason) == ("FAILED", "DRIFT")
     assert EMBED in record.message

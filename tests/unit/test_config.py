@@ -23,7 +23,7 @@ LLAMA3 = {
 
 
 def parse(**changes: object):  # type: ignore[no-untyped-def]
-    return parse_config(Path("/m"), {**TINY, **changes}, {})
+    return parse_config(Path("/m"), {**TINY, **changes})
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,20 @@ def parse(**changes: object):  # type: ignore[no-untyped-def]
         ("head_dim", 15),
         ("rms_norm_eps", -1),
         ("vocab_size", 2**40),
-        ("eos_token_id", "2"),
+        ("tie_word_embeddings", "false"),
+        ("rope_theta", 1e400),
+        ("rms_norm_eps", 10**40),
+        ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        (
+            "rope_scaling",
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
         ("some_new_option", 7),
     ],
 )
@@ -54,7 +67,8 @@ def test_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(CheckpointError) as caught:
         parse(**{key: value})
     assert caught.value.fault is CheckpointFault.UNSUPPORTED
-    named = "rope_type" if isinstance(value, dict) and "rope_type" in value else key
+    names = {"yarn": "rope_type", "default": "partial_rotary_factor", "llama3": "low_freq_factor"}
+    named = names[value["rope_type"]] if isinstance(value, dict) and "rope_type" in value else key
     assert named in str(caught.value)
 
 
@@ -72,10 +86,16 @@ def test_head_dim_is_inferred_only_where_absent() -> None:
         parse(head_dim=None, hidden_size=66)
 
 
-def test_eos_may_be_one_or_several_and_the_generation_config_wins() -> None:
-    assert parse(eos_token_id=[1, 2]).eos_tokens == (1, 2)
-    assert parse(eos_token_id=None).eos_tokens == ()
-    assert parse_config(Path("/m"), TINY, {"eos_token_id": 9}).eos_tokens == (9,)
+def test_rope_may_be_said_once() -> None:
+    with pytest.raises(CheckpointError, match="only one of"):
+        parse(rope_scaling=LLAMA3, rope_parameters={"rope_type": "default"})
+
+
+def test_more_layers_than_tensors_are_refused_before_they_are_laid_out(tiny: Path, tmp_path: Path) -> None:
+    directory = copy(tiny, tmp_path / "many")
+    config = parse(num_hidden_layers=2_000_000_000)
+    with Checkpoint.open(directory) as checkpoint, pytest.raises(CheckpointError, match="num_hidden_layers"):
+        layout_of(checkpoint, config)
 
 
 def test_placements_tile_their_parents() -> None:

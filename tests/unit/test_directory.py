@@ -147,7 +147,7 @@ def test_a_file_cut_short_is_noticed_while_reading(tiny: Path, tmp_path: Path) -
     with Checkpoint.open(directory) as checkpoint:
         os.truncate(directory / "model.safetensors", 4096)
         out = np.empty(checkpoint.tensors["model.norm.weight"].nbytes, np.uint8)
-        with pytest.raises(CheckpointError, match=r"ends at byte .*model.norm.weight"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: ends at byte"):
             checkpoint.read_into("model.norm.weight", 0, out)
 
 

@@ -21,7 +21,7 @@ def test_what_to_do_follows_from_the_status() -> None:
     code = grpc.StatusCode
     assert {r for r, s in status.items() if s is code.UNAVAILABLE} == {Reason.STOPPING, Reason.INTERRUPTED}
     assert {r for r, s in status.items() if s is code.ABORTED} == {
-        Reason.GENERATION_STALE, Reason.PLAN_CHANGED, Reason.TRANSITION_OPEN,
+        Reason.DRAINED, Reason.ETAG_STALE, Reason.GENERATION_STALE, Reason.PLAN_CHANGED, Reason.TRANSITION_OPEN,
     }  # fmt: skip
     assert {r for r, s in status.items() if s is code.DATA_LOSS} == {Reason.DRIFT, Reason.VERIFY_MISMATCH}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,26 @@ def test_a_damaged_undo_is_refused(tmp_path: Path, damage) -> None:  # type: ign
 def test_an_absent_undo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UndoError, match=r"nope\.undo"):
         UndoFiles(tmp_path, OsFiles()).read("nope")
+
+
+def test_reserved_space_is_written_into_and_given_back(tmp_path: Path) -> None:
+    undo = UndoFiles(tmp_path, OsFiles())
+    undo.reserve("a", 1 << 20)
+    undo.reserve("b", 1 << 20)
+    assert undo.owners() == {"a", "b"}
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) >= 2 << 20
+    undo.write("a", {("t", 0): memoryview(b"xyz")})
+    undo.release("b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.undo"]
+    assert bytes(undo.read("a")["t", 0]) == b"xyz"
+    undo.release("a")
+    assert undo.owners() == set()
+
+
+def test_a_file_is_written_by_many_at_once(tmp_path: Path) -> None:
+    files, path = OsFiles(), tmp_path / "c"
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(lambda index: files.write(path, [b"%d" % index] * 1000), range(40)))
+    content = path.read_bytes()
+    assert content == content[: len(content) // 1000] * 1000
+    assert [item.name for item in tmp_path.iterdir()] == ["c"]

@@ -10,9 +10,21 @@ import pytest
 from safetensors.numpy import save_file
 
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
-from rowlock.bindings.checkpoint.header import read_header
+from rowlock.bindings.checkpoint.files import Folder
+from rowlock.bindings.checkpoint.header import Extent, read_header
 
 UNICODE = ("caf\u00e9", "cafe\u0301")  # one name in two Unicode forms
+
+
+def read(path: Path) -> list[Extent]:
+    folder = Folder(path.parent)
+    file = folder.open(path.name)
+    assert file is not None
+    try:
+        return read_header(file)
+    finally:
+        file.close()
+        folder.close()
 
 
 def raw_file(path: Path, header: bytes, data: bytes) -> Path:
@@ -32,7 +44,7 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
     save_file(
         {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.zeros((0, 4), np.uint8)}, tmp_path / "m.safetensors"
     )
-    found = {item.tensor.name: item for item in read_header(tmp_path / "m.safetensors")}
+    found = {item.tensor.name: item for item in read(tmp_path / "m.safetensors")}
     assert (found["b"].tensor.dtype, found["b"].tensor.shape) == ("F32", (2, 3))
     data = (tmp_path / "m.safetensors").read_bytes()[found["b"].offset :][:24]
     assert np.frombuffer(data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]
@@ -60,6 +72,8 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
          b"xx", CheckpointFault.DUPLICATE, "'a'"),
         (b'{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x",
          CheckpointFault.DUPLICATE, "'dtype'"),
+        (b'{"a":{"dtype":"U8","shape":[1e999],"data_offsets":[0,1]}}', b"x", CheckpointFault.MALFORMED, "too large"),
+        (encoded(**{"n" * 600: entry(0, 1)}), b"x", CheckpointFault.MALFORMED, "600 characters"),
         (b" " + encoded(a=entry(0, 1)), b"x", CheckpointFault.MALFORMED, "begin with"),
         (encoded(a=entry(0, 1)) + b"x", b"x", CheckpointFault.MALFORMED, "JSON"),
         (b"{" * 100_000, b"", CheckpointFault.MALFORMED, "JSON"),
@@ -74,7 +88,7 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
 def test_refuses(tmp_path: Path, header: bytes, data: bytes, fault: CheckpointFault, says: str) -> None:
     path = raw_file(tmp_path / "m.safetensors", header, data)
     with pytest.raises(CheckpointError, match=says) as caught:
-        read_header(path)
+        read(path)
     assert caught.value.fault is fault
     assert str(path) in str(caught.value)
 
@@ -84,7 +98,7 @@ def test_refuses_impossible_header_lengths(tmp_path: Path, content: bytes) -> No
     path = tmp_path / "m.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="does not fit"):
-        read_header(path)
+        read(path)
 
 
 def test_refuses_a_header_over_the_limit_without_reading_it(tmp_path: Path) -> None:
@@ -93,9 +107,9 @@ def test_refuses_a_header_over_the_limit_without_reading_it(tmp_path: Path) -> N
         file.write((100_000_001).to_bytes(8, "little"))
         file.truncate(200_000_000)
     with pytest.raises(CheckpointError, match="over the limit"):
-        read_header(path)
+        read(path)
 
 
 def test_trailing_blanks_of_the_header_are_padding(tmp_path: Path) -> None:
     path = raw_file(tmp_path / "m.safetensors", encoded(a=entry(0, 1)) + b"   ", b"x")
-    assert [item.tensor.name for item in read_header(path)] == ["a"]
+    assert [item.tensor.name for item in read(path)] == ["a"]

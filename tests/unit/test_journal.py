@@ -19,7 +19,7 @@ def event(sequence: int, state: str) -> Event:
 
 
 def generation_row(number: int, transition: str, previous: int | None = None) -> GenerationRow:
-    return GenerationRow(number, transition, previous, "p", "a", "w", "/checkpoint", "B2", "DURABLE")
+    return GenerationRow(number, transition, previous, "p", "a", "w", "/checkpoint", "", "B2", "DURABLE")
 
 
 @pytest.fixture
@@ -122,6 +122,20 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(JournalError, match=r"journal\.sqlite"):
         Journal(tmp_path, "cpu")
+
+
+def test_quarantine_outlives_the_process_until_it_is_released(journal: Journal, tmp_path: Path) -> None:
+    assert journal.quarantine() == ""
+    journal.record_quarantine("fence failed", 1.0)
+    journal.close()
+    again = Journal(tmp_path, "cpu")
+    assert again.quarantine() == "fence failed"
+    again.release_quarantine("alice", "replaced the card", 2.0)
+    assert again.quarantine() == ""
+
+
+def test_settling_a_transition_that_is_not_there(journal: Journal) -> None:
+    assert journal.settle("nope") == ""
 
 
 class _FailingCommit:

@@ -12,7 +12,8 @@ from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.layout import BlockReason, Layout, build_layout
-from rowlock.bindings.plan import Level, Model, PlanRefusedError, Policy, Require, UndoStore, plan_transition
+from rowlock.bindings.plan import Level, Model, PlanRefusedError, Require, UndoStore, Verify
+from rowlock.bindings.planner import Policy, plan_transition
 
 WIDE = {**TINY, "vocab_size": 2000}  # the embedding has four groups
 
@@ -20,7 +21,7 @@ WIDE = {**TINY, "vocab_size": 2000}  # the embedding has four groups
 def model(dtype: str = "BF16", changed: tuple[tuple[str, int], ...] = (), **config: object) -> Model:
     """A model whose group digests are made up; ``changed`` groups differ from the base's."""
     full = {**WIDE, **config}
-    layout = build_layout(parse_config(Path(), full, {}), dtype)
+    layout = build_layout(parse_config(Path(), full), dtype)
     tensors = []
     for name, placement in layout.placements.items():
         info = placement.tensor
@@ -137,6 +138,19 @@ def test_the_digest_covers_what_is_committed_to() -> None:
     target = model(changed=((EMBED, 0),))
     first = plan(BASE, target)
     assert plan(BASE, target).digest == first.digest
-    assert plan(BASE, target, copy_bytes_per_s=1e12).digest == first.digest
+    assert plan(BASE, target, compare_bytes_per_s=1e12).digest == first.digest
     assert plan_transition(BASE, target, 4, Policy()).digest != first.digest
     assert plan(BASE, model(changed=((EMBED, 1),))).digest != first.digest
+
+
+def test_what_is_read_back_and_how_is_part_of_the_plan() -> None:
+    target = model(changed=((EMBED, 0),))
+    first = plan(BASE, target)
+    groups = plan(BASE, target, verify=Verify.GROUPS)
+    assert (first.unread_bytes, first.by_digest) == (0, False)
+    assert groups.unread_bytes == groups.parent_bytes - groups.bytes_max > 0
+    assert groups.digest != first.digest
+    tight = plan(BASE, target, image_bytes_max=first.parent_bytes - 1)
+    assert tight.by_digest
+    assert tight.memory_bytes < first.memory_bytes
+    assert tight.predicted_pause_ms > first.predicted_pause_ms

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowlock.bindings.checkpoint.directory import Bytes
 from rowlock.bindings.checkpoint.hashing import hash_groups
+from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
-from rowlock.bindings.checkpoint.tensors import TensorInfo
+from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 from rowlock.bindings.device import Allocation
 from rowlock.bindings.model.layout import Layout, ParentInfo, Placement
+from rowlock.bindings.plan import Model
 from rowlock.daemon.owner.images import new_images
-from rowlock.daemon.owner.stage import Stager
+from rowlock.daemon.owner.rows import count_nonfinite, new_nonfinite, row_ranges, row_runs
+from rowlock.daemon.owner.stage import Settled, Stager
 from rowlock.v1.errors import OwnerError, Reason
 
 # Two tensors in one parent, with rows of an odd size: nothing is aligned by luck.
@@ -62,6 +64,31 @@ def image_of(tensors: dict[str, Bytes]) -> dict[str, Bytes]:
     return {"p": np.concatenate([tensors["a"], tensors["b"]])}
 
 
+def model_of(tensors: dict[str, Bytes]) -> Model:
+    manifest = manifest_of(tensors)
+    return Model(Identity("00" * 32, "11" * 32, manifest.root), manifest, LAYOUT, "/m")
+
+
+def settle(
+    stager: Stager, old: dict[str, Bytes], new: dict[str, Bytes], before: dict[str, Bytes], expected: dict[str, Bytes]
+) -> Settled:
+    resident, target = model_of(old), model_of(new)
+    changed = changes(old, new)
+    jobs = stager.settle("p", before, expected, resident, target, changed, sparse=False)
+    found = [job.result() for job in jobs]
+    return Settled(
+        drift=tuple(item for piece in found for item in piece.drift),
+        runs=tuple(item for piece in found for item in piece.runs),
+        nonfinite=sum(piece.nonfinite for piece in found),
+    )
+
+
+def changes(old: dict[str, Bytes], new: dict[str, Bytes]) -> dict[str, list[int]]:
+    target = manifest_of(new).tensors
+    found = {name: tensor.differing_groups(target[name]) for name, tensor in manifest_of(old).tensors.items()}
+    return {name: groups for name, groups in found.items() if groups}
+
+
 @given(rows=st.sets(st.integers(0, 206)), bits=st.integers(0, 2002 * 8 - 1))
 def test_b2_stages_expects_and_narrows_exactly(stager: Stager, rows: set[int], bits: int) -> None:
     old = random_tensors(0)
@@ -70,41 +97,51 @@ def test_b2_stages_expects_and_narrows_exactly(stager: Stager, rows: set[int], b
     for row in rows:
         wanted[row * 2002 + bits // 8] ^= np.uint8(1 << bits % 8)
     new = {"a": wanted[: A.nbytes].copy(), "b": wanted[A.nbytes :].copy()}
-    target = manifest_of(new)
-    changed = {
-        name: groups
-        for name, tensor in manifest_of(old).tensors.items()
-        if (groups := tensor.differing_groups(target.tensors[name]))
-    }
     expected = new_images(LAYOUT, ["p"])
     expected["p"][:] = 0xAA
-    source = MemorySource(new)
-    stager.stage(source, target, LAYOUT, expected, changed, whole=False)
+    source, changed = MemorySource(new), changes(old, new)
+    stager.stage(source, manifest_of(new), LAYOUT, expected, changed, whole=False)
     assert all(offset // (A.group_rows * A.row_bytes) in changed[name] for name, offset, _ in source.read)
-    stager.complete(before, expected, LAYOUT, changed)
+    settled = settle(stager, old, new, before, expected)
     assert np.array_equal(expected["p"], wanted)
-    assert stager.disagreements(expected, LAYOUT, target) == []
-    ranges = stager.differing_rows(before, expected, LAYOUT, changed, ALLOCATIONS)
+    assert settled.drift == ()
+    ranges = row_ranges(settled.runs, LAYOUT, ALLOCATIONS)
     found = [row for item in ranges for row in range(item.first_row, item.first_row + item.rows)]
     assert found == sorted(rows)
     for item in ranges:
         assert (item.offset_bytes, item.bytes, item.allocation) == (item.first_row * 2002, item.rows * 2002, "x")
-    within = [item for item in ranges if item.first_row + item.rows != 130]
-    for left, right in pairwise(within):
+    for left, right in pairwise(ranges):
         assert left.first_row + left.rows < right.first_row, "neighbours are one write"
 
 
-def test_nan_and_minus_zero_are_compared_as_bits(stager: Stager) -> None:
-    old = random_tensors(0)
-    values = old["a"].view(np.uint16).reshape(130, 1001)
+def test_nan_and_minus_zero_are_compared_as_bits() -> None:
+    old = random_tensors(0)["a"]
+    values = old.view(np.uint16).reshape(130, 1001)
     values[5], values[6], values[7] = 0x7FC0, 0x0000, 0x7FC0  # NaN, 0, NaN
-    new = {name: data.copy() for name, data in old.items()}
-    changed_values = new["a"].view(np.uint16).reshape(130, 1001)
-    changed_values[6], changed_values[7] = 0x8000, 0x7FC1  # -0, another NaN
-    ranges = stager.differing_rows(
-        image_of(old), image_of(new), LAYOUT, {"a": range(A.groups), "b": range(B.groups)}, ALLOCATIONS
-    )
-    assert [(item.first_row, item.rows) for item in ranges] == [(6, 2)]
+    new = old.copy()
+    changed = new.view(np.uint16).reshape(130, 1001)
+    changed[6], changed[7] = 0x8000, 0x7FC1  # -0, another NaN
+    assert row_runs(A, 0, old, new) == [(6, 2)]
+    assert row_runs(A, 6 * 2002, old[6 * 2002 :], new[6 * 2002 :]) == [(6, 2)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "word", "bad"),
+    [
+        ("BF16", np.uint16, [0x7F80, 0xFF80, 0x7FC0, 0x7F81]),
+        ("F16", np.uint16, [0x7C00, 0xFC00, 0x7E00]),
+        ("F32", np.uint32, [0x7F800000, 0xFF800000, 0x7FC00000]),
+    ],
+)
+def test_only_new_values_that_are_not_finite_count(dtype: str, word: type, bad: list[int]) -> None:
+    largest = {"BF16": 0x7F7F, "F16": 0x7BFF, "F32": 0x7F7FFFFF}[dtype]
+    old = np.array([0, 1, largest, *bad], word)
+    assert count_nonfinite(dtype, old.view(np.uint8)) == len(bad)
+    assert new_nonfinite(dtype, old.view(np.uint8), old.view(np.uint8)) == 0
+    new = old.copy()
+    new[:2] = bad[0]
+    assert new_nonfinite(dtype, old.view(np.uint8), new.view(np.uint8)) == 2
+    assert new_nonfinite(dtype, new.view(np.uint8), old.view(np.uint8)) == 0
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -112,8 +149,7 @@ def test_a_byte_that_is_not_the_manifests_is_refused(stager: Stager, whole: bool
     tensors = random_tensors(0)
     manifest = manifest_of(tensors)
     tensors["a"][50 * 2002] ^= 1  # row 50 is in group 1 of a
-    group = 50 // A.group_rows
-    wanted = {"a": [group]} if not whole else {"b": [0]}
+    wanted = {"a": [50 // A.group_rows]} if not whole else {"b": [0]}
     with pytest.raises(OwnerError, match=r"a: rows 33 to 65") as caught:
         stager.stage(MemorySource(tensors), manifest, LAYOUT, new_images(LAYOUT, ["p"]), wanted, whole=whole)
     assert caught.value.reason is Reason.TARGET_CHANGED
@@ -126,8 +162,11 @@ def test_whole_reads_every_byte_once(stager: Stager) -> None:
     assert sum(count for _, _, count in source.read) == PARENT.nbytes
 
 
-def test_disagreements_name_rows(stager: Stager) -> None:
-    tensors = random_tensors(0)
-    image = image_of(tensors)
-    image["p"][(130 + 76) * 2002] ^= 1
-    assert stager.disagreements(image, LAYOUT, manifest_of(tensors)) == [("b", 66, 11)]
+@pytest.mark.parametrize(("row", "rows"), [(5, ("a", 0, 33)), (130 + 76, ("b", 66, 11))])
+def test_drift_is_found_in_changed_and_unchanged_groups(stager: Stager, row: int, rows: tuple[str, int, int]) -> None:
+    old = random_tensors(0)
+    new = {name: data.copy() for name, data in old.items()}
+    new["a"][0] ^= 1
+    before, expected = image_of(old), image_of(new)
+    before["p"][row * 2002 + 7] ^= 1
+    assert settle(stager, old, new, before, expected).drift == (rows,)

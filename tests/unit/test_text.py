@@ -7,16 +7,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.checkpoints import copy
+from support.checkpoints import TINY, copy
 
-from rowlock.bindings.checkpoint.assets import read_assets
+from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.daemon.owner.text import Text, TextStream
 
 
+def text_of(directory: Path, **config: object) -> Text:
+    with Checkpoint.open(directory) as checkpoint:
+        return Text(directory, checkpoint.assets, {**TINY, **config})
+
+
 @pytest.fixture(scope="module")
 def text(tiny: Path) -> Text:
-    return Text(tiny, read_assets(tiny))
+    return text_of(tiny)
 
 
 def streamed(text: Text, tokens: list[int]) -> list[str]:
@@ -49,9 +54,21 @@ def test_a_broken_tokenizer_is_refused(tiny: Path, tmp_path: Path) -> None:
     directory = copy(tiny, tmp_path / "broken")
     (directory / "tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json") as caught:
-        Text(directory, read_assets(directory))
+        text_of(directory)
     assert caught.value.fault is CheckpointFault.MALFORMED
     (directory / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError) as caught:
-        Text(directory, read_assets(directory))
+        text_of(directory)
     assert caught.value.fault is CheckpointFault.MISSING
+
+
+def test_stop_tokens_may_be_one_or_several_and_the_generation_config_wins(tiny: Path, tmp_path: Path) -> None:
+    assert text_of(tiny, eos_token_id=[1, 2]).eos_tokens == (1, 2)
+    assert text_of(tiny, eos_token_id=None).eos_tokens == ()
+    directory = copy(tiny, tmp_path / "generation")
+    (directory / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert text_of(directory).eos_tokens == (9,)
+    for bad in ('{"eos_token_id": "9"}', '{"eos_token_id": [true]}', "[]", "{"):
+        (directory / "generation_config.json").write_text(bad)
+        with pytest.raises(CheckpointError, match="generation_config"):
+            text_of(directory)

@@ -23,15 +23,20 @@ class Reason(StrEnum):
     CANCELLED = "CANCELLED"
     CONTEXT_EXCEEDED = "CONTEXT_EXCEEDED"
     DEVICE_FAILED = "DEVICE_FAILED"
+    DRAINED = "DRAINED"
     DRIFT = "DRIFT"
     EMPTY = "EMPTY"
+    ETAG_STALE = "ETAG_STALE"
     GENERATION_STALE = "GENERATION_STALE"
     INTERNAL = "INTERNAL"
     INTERRUPTED = "INTERRUPTED"
     IRREVERSIBLE = "IRREVERSIBLE"
     JOURNAL_FAILED = "JOURNAL_FAILED"
     MEMORY_SHORT = "MEMORY_SHORT"
+    NONFINITE = "NONFINITE"
+    NOT_CANCELLABLE = "NOT_CANCELLABLE"
     NOT_FOUND = "NOT_FOUND"
+    NOT_QUARANTINED = "NOT_QUARANTINED"
     PLAN_CHANGED = "PLAN_CHANGED"
     PLAN_REFUSED = "PLAN_REFUSED"
     QUARANTINED = "QUARANTINED"
@@ -74,6 +79,7 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
     Reason.DEVICE_FAILED: ReasonInfo(
         _CODE.INTERNAL, _NOTHING_WRITTEN, "look at the device's own log, then run `rowlock verify`"
     ),
+    Reason.DRAINED: ReasonInfo(_CODE.ABORTED, _REFUSED, "ask again: the new identity answers"),
     Reason.DRIFT: ReasonInfo(
         _CODE.DATA_LOSS,
         7,
@@ -82,6 +88,7 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
     Reason.EMPTY: ReasonInfo(
         _CODE.FAILED_PRECONDITION, _REFUSED, "load a checkpoint: `rowlock transition --target DIR`"
     ),
+    Reason.ETAG_STALE: ReasonInfo(_CODE.ABORTED, _REFUSED, "read the owner's state again, then decide anew"),
     Reason.GENERATION_STALE: ReasonInfo(_CODE.ABORTED, _REFUSED, "read the owner's state again, then decide anew"),
     Reason.INTERNAL: ReasonInfo(
         _CODE.INTERNAL, _NOTHING_WRITTEN, "a bug in rowlock: please report it with the daemon's log"
@@ -100,13 +107,20 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
         _NOTHING_WRITTEN,
         "free host memory: the plan says how much a transition needs",
     ),
+    Reason.NONFINITE: ReasonInfo(
+        _CODE.INVALID_ARGUMENT,
+        _NOTHING_WRITTEN,
+        "look at how the target was made; allow it with --allow-nonfinite if it is meant",
+    ),
+    Reason.NOT_CANCELLABLE: ReasonInfo(_CODE.FAILED_PRECONDITION, _REFUSED, "`rowlock history ID` shows how it ended"),
     Reason.NOT_FOUND: ReasonInfo(_CODE.NOT_FOUND, _REFUSED, "list what there is with `rowlock history`"),
+    Reason.NOT_QUARANTINED: ReasonInfo(_CODE.FAILED_PRECONDITION, _REFUSED, "there is nothing to release"),
     Reason.PLAN_CHANGED: ReasonInfo(_CODE.ABORTED, _REFUSED, "plan again, and look at what changed"),
     Reason.PLAN_REFUSED: ReasonInfo(_CODE.FAILED_PRECONDITION, _REFUSED, "see the blockers with `rowlock plan`"),
     Reason.QUARANTINED: ReasonInfo(
         _CODE.FAILED_PRECONDITION,
         6,
-        "the device's content cannot be proved: restart the daemon after checking the device",
+        "the device's content cannot be proved: check the device, then `rowlock release`",
     ),
     Reason.QUEUE_FULL: ReasonInfo(_CODE.RESOURCE_EXHAUSTED, _REFUSED, "send fewer requests at once, and retry later"),
     Reason.REQUEST_ID_REUSED: ReasonInfo(

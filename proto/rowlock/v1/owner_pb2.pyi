@@ -161,6 +161,121 @@ UNDO_STORE_MEMORY: UndoStore.ValueType  # 3
 """Memory: rollback reads the held checkpoint of the old generation."""
 Global___UndoStore: _TypeAlias = UndoStore  # noqa: Y015
 
+class _VerifyMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerifyModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerifyMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFY_MODE_UNSPECIFIED: _VerifyMode.ValueType  # 0
+    VERIFY_MODE_PARENTS: _VerifyMode.ValueType  # 1
+    """Each touched allocation, whole. The default."""
+    VERIFY_MODE_GROUPS: _VerifyMode.ValueType  # 2
+    """Only the groups that were written; the rest of the touched allocations is
+    read after the publish, and the record says so.
+    """
+    VERIFY_MODE_ALL: _VerifyMode.ValueType  # 3
+    """Every weight."""
+
+class VerifyMode(_VerifyMode, metaclass=_VerifyModeEnumTypeWrapper):
+    """How much is read back from the device before the target is published."""
+
+VERIFY_MODE_UNSPECIFIED: VerifyMode.ValueType  # 0
+VERIFY_MODE_PARENTS: VerifyMode.ValueType  # 1
+"""Each touched allocation, whole. The default."""
+VERIFY_MODE_GROUPS: VerifyMode.ValueType  # 2
+"""Only the groups that were written; the rest of the touched allocations is
+read after the publish, and the record says so.
+"""
+VERIFY_MODE_ALL: VerifyMode.ValueType  # 3
+"""Every weight."""
+Global___VerifyMode: _TypeAlias = VerifyMode  # noqa: Y015
+
+class _TargetCheck:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TargetCheckEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TargetCheck.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TARGET_CHECK_UNSPECIFIED: _TargetCheck.ValueType  # 0
+    TARGET_CHECK_WHOLE: _TargetCheck.ValueType  # 1
+    """Every byte. The default."""
+    TARGET_CHECK_STAGED: _TargetCheck.ValueType  # 2
+    """Only what is staged; the manifest is believed for the rest."""
+
+class TargetCheck(_TargetCheck, metaclass=_TargetCheckEnumTypeWrapper):
+    """How much of the target is digested before the drain."""
+
+TARGET_CHECK_UNSPECIFIED: TargetCheck.ValueType  # 0
+TARGET_CHECK_WHOLE: TargetCheck.ValueType  # 1
+"""Every byte. The default."""
+TARGET_CHECK_STAGED: TargetCheck.ValueType  # 2
+"""Only what is staged; the manifest is believed for the rest."""
+Global___TargetCheck: _TypeAlias = TargetCheck  # noqa: Y015
+
+class _DrainMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrainModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrainMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAIN_MODE_UNSPECIFIED: _DrainMode.ValueType  # 0
+    DRAIN_MODE_WAIT: _DrainMode.ValueType  # 1
+    """Until the last running request ends."""
+    DRAIN_MODE_DEADLINE: _DrainMode.ValueType  # 2
+    """At most drain_deadline_s, then the transition is cancelled."""
+    DRAIN_MODE_CANCEL: _DrainMode.ValueType  # 3
+    """Running requests are cancelled."""
+
+class DrainMode(_DrainMode, metaclass=_DrainModeEnumTypeWrapper): ...
+
+DRAIN_MODE_UNSPECIFIED: DrainMode.ValueType  # 0
+DRAIN_MODE_WAIT: DrainMode.ValueType  # 1
+"""Until the last running request ends."""
+DRAIN_MODE_DEADLINE: DrainMode.ValueType  # 2
+"""At most drain_deadline_s, then the transition is cancelled."""
+DRAIN_MODE_CANCEL: DrainMode.ValueType  # 3
+"""Running requests are cancelled."""
+Global___DrainMode: _TypeAlias = DrainMode  # noqa: Y015
+
+@_typing.final
+class TransitionOptions(_message.Message):
+    """How a transition is carried out; what is unset is the daemon's configuration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERIFY_FIELD_NUMBER: _builtins.int
+    TARGET_CHECK_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    DRAIN_DEADLINE_S_FIELD_NUMBER: _builtins.int
+    ALLOW_IRREVERSIBLE_FIELD_NUMBER: _builtins.int
+    ALLOW_NONFINITE_FIELD_NUMBER: _builtins.int
+    verify: Global___VerifyMode.ValueType
+    target_check: Global___TargetCheck.ValueType
+    drain: Global___DrainMode.ValueType
+    drain_deadline_s: _builtins.float
+    allow_irreversible: _builtins.bool
+    """Go on although the old identity could not be rebuilt once it is closed."""
+    allow_nonfinite: _builtins.bool
+    """Accept values that are not finite where the resident ones are."""
+    def __init__(
+        self,
+        *,
+        verify: Global___VerifyMode.ValueType = ...,
+        target_check: Global___TargetCheck.ValueType = ...,
+        drain: Global___DrainMode.ValueType = ...,
+        drain_deadline_s: _builtins.float = ...,
+        allow_irreversible: _builtins.bool = ...,
+        allow_nonfinite: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_irreversible", b"allow_irreversible", "allow_nonfinite", b"allow_nonfinite", "drain", b"drain", "drain_deadline_s", b"drain_deadline_s", "target_check", b"target_check", "verify", b"verify"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransitionOptions: _TypeAlias = TransitionOptions  # noqa: Y015
+
 @_typing.final
 class Owner(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -175,6 +290,8 @@ class Owner(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REQUESTS_ACTIVE_FIELD_NUMBER: _builtins.int
     REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     state: Global___OwnerState.ValueType
     generation: _builtins.int
@@ -188,10 +305,16 @@ class Owner(_message.Message):
     """Differs in each process."""
     requests_active: _builtins.int
     requests_waiting: _builtins.int
+    etag: _builtins.str
+    """Changes with epoch, generation, state and open transition; give it back as
+    a precondition of a mutation.
+    """
     @_builtins.property
     def identity(self) -> _identity_pb2.Identity:
         """Absent while nothing is resident."""
 
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseInfo]: ...
     def __init__(
         self,
         *,
@@ -205,14 +328,46 @@ class Owner(_message.Message):
         epoch: _builtins.str = ...,
         requests_active: _builtins.int = ...,
         requests_waiting: _builtins.int = ...,
+        etag: _builtins.str = ...,
+        leases: _abc.Iterable[Global___LeaseInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "epoch", b"epoch", "generation", b"generation", "identity", b"identity", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "transition", b"transition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "transition", b"transition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Owner: _TypeAlias = Owner  # noqa: Y015
+
+@_typing.final
+class LeaseInfo(_message.Message):
+    """A request that holds the resident weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    generation: _builtins.int
+    held_s: _builtins.float
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        held_s: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held_s", b"held_s", "request", b"request", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseInfo: _TypeAlias = LeaseInfo  # noqa: Y015
 
 @_typing.final
 class GetOwnerRequest(_message.Message):
@@ -459,19 +614,23 @@ class PlanRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     REQUIRE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     target: _builtins.str
     """Checkpoint directory, as the owner sees it."""
     require: Global___Require.ValueType
     """Unset means auto."""
+    @_builtins.property
+    def options(self) -> Global___TransitionOptions: ...
     def __init__(
         self,
         *,
         target: _builtins.str = ...,
         require: Global___Require.ValueType = ...,
+        options: Global___TransitionOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["require", b"require", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "require", b"require", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,6 +679,10 @@ class Plan(_message.Message):
     UNDO_FIELD_NUMBER: _builtins.int
     ASSETS_CHANGED_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    TARGET_CHECK_FIELD_NUMBER: _builtins.int
+    UNREAD_BYTES_FIELD_NUMBER: _builtins.int
+    BY_DIGEST_FIELD_NUMBER: _builtins.int
     level: Global___Level.ValueType
     why: _builtins.str
     """Why this level."""
@@ -540,6 +703,14 @@ class Plan(_message.Message):
     undo: Global___UndoStore.ValueType
     assets_changed: _builtins.bool
     digest: _builtins.str
+    verify: Global___VerifyMode.ValueType
+    target_check: Global___TargetCheck.ValueType
+    unread_bytes: _builtins.int
+    """Bytes of the touched allocations that are not read back before the publish."""
+    by_digest: _builtins.bool
+    """Touched allocations are proved by digest, not by comparing images: they
+    would not fit the memory bound.
+    """
     @_builtins.property
     def to(self) -> _identity_pb2.Identity: ...
     @_builtins.property
@@ -569,10 +740,14 @@ class Plan(_message.Message):
         undo: Global___UndoStore.ValueType = ...,
         assets_changed: _builtins.bool = ...,
         digest: _builtins.str = ...,
+        verify: Global___VerifyMode.ValueType = ...,
+        target_check: Global___TargetCheck.ValueType = ...,
+        unread_bytes: _builtins.int = ...,
+        by_digest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assets_changed", b"assets_changed", "blockers", b"blockers", "bytes_max", b"bytes_max", "changes", b"changes", "digest", b"digest", "disk_bytes", b"disk_bytes", "from", b"from", "generation", b"generation", "groups", b"groups", "irreversible", b"irreversible", "level", b"level", "memory_bytes", b"memory_bytes", "parent_bytes", b"parent_bytes", "predicted_pause_ms", b"predicted_pause_ms", "rows_max", b"rows_max", "target", b"target", "to", b"to", "undo", b"undo", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assets_changed", b"assets_changed", "blockers", b"blockers", "by_digest", b"by_digest", "bytes_max", b"bytes_max", "changes", b"changes", "digest", b"digest", "disk_bytes", b"disk_bytes", "from", b"from", "generation", b"generation", "groups", b"groups", "irreversible", b"irreversible", "level", b"level", "memory_bytes", b"memory_bytes", "parent_bytes", b"parent_bytes", "predicted_pause_ms", b"predicted_pause_ms", "rows_max", b"rows_max", "target", b"target", "target_check", b"target_check", "to", b"to", "undo", b"undo", "unread_bytes", b"unread_bytes", "verify", b"verify", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -646,7 +821,8 @@ class TransitionRequest(_message.Message):
     REQUIRE_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    ALLOW_IRREVERSIBLE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
     target: _builtins.str
     require: Global___Require.ValueType
     plan_digest: _builtins.str
@@ -655,8 +831,10 @@ class TransitionRequest(_message.Message):
     """
     request_id: _builtins.str
     """The same id is the same transition, also after a lost connection."""
-    allow_irreversible: _builtins.bool
-    """Go on although the old identity could not be rebuilt once it is closed."""
+    etag: _builtins.str
+    """ABORTED unless this is the owner's etag when the transition is admitted."""
+    @_builtins.property
+    def options(self) -> Global___TransitionOptions: ...
     def __init__(
         self,
         *,
@@ -664,11 +842,12 @@ class TransitionRequest(_message.Message):
         require: Global___Require.ValueType = ...,
         plan_digest: _builtins.str = ...,
         request_id: _builtins.str = ...,
-        allow_irreversible: _builtins.bool = ...,
+        options: Global___TransitionOptions | None = ...,
+        etag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_irreversible", b"allow_irreversible", "plan_digest", b"plan_digest", "request_id", b"request_id", "require", b"require", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "options", b"options", "plan_digest", b"plan_digest", "request_id", b"request_id", "require", b"require", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -700,18 +879,29 @@ class RollbackRequest(_message.Message):
 
     GENERATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The generation that the caller believes current; 0 means not checked."""
     request_id: _builtins.str
+    to: _builtins.int
+    """The generation to go back to; 0 means the one before the current."""
+    etag: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___TransitionOptions: ...
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        to: _builtins.int = ...,
+        options: Global___TransitionOptions | None = ...,
+        etag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "generation", b"generation", "options", b"options", "request_id", b"request_id", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,6 +926,324 @@ class RollbackResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RollbackResponse: _TypeAlias = RollbackResponse  # noqa: Y015
+
+@_typing.final
+class PushRowsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___PushHeader: ...
+    @_builtins.property
+    def rows(self) -> Global___PushedRows: ...
+    def __init__(
+        self,
+        *,
+        header: Global___PushHeader | None = ...,
+        rows: Global___PushedRows | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "rows"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___PushRowsRequest: _TypeAlias = PushRowsRequest  # noqa: Y015
+
+@_typing.final
+class PushHeader(_message.Message):
+    """First message of a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """The generation whose rows are replaced; ABORTED when another is resident."""
+    request_id: _builtins.str
+    etag: _builtins.str
+    weights: _builtins.str
+    """Weights root that the pushed rows lead to, if the caller knows it;
+    DATA_LOSS when they do not.
+    """
+    @_builtins.property
+    def options(self) -> Global___TransitionOptions: ...
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        options: Global___TransitionOptions | None = ...,
+        weights: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "generation", b"generation", "options", b"options", "request_id", b"request_id", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
+
+@_typing.final
+class PushedRows(_message.Message):
+    """Whole consecutive rows of one tensor, in the resident dtype, row-major,
+    little-endian. At most about 1 MiB a message. Rows may come in any order, but
+    none twice.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: _builtins.int
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    tensor: _builtins.str
+    first_row: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        tensor: _builtins.str = ...,
+        first_row: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "first_row", b"first_row", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushedRows: _TypeAlias = PushedRows  # noqa: Y015
+
+@_typing.final
+class PushRowsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___TransitionEvent: ...
+    def __init__(
+        self,
+        *,
+        event: Global___TransitionEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushRowsResponse: _TypeAlias = PushRowsResponse  # noqa: Y015
+
+@_typing.final
+class CancelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSITION_FIELD_NUMBER: _builtins.int
+    transition: _builtins.str
+    """Id or request id of the open transition."""
+    def __init__(
+        self,
+        *,
+        transition: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transition", b"transition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class CancelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def record(self) -> Global___TransitionRecord: ...
+    def __init__(
+        self,
+        *,
+        record: Global___TransitionRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+
+@_typing.final
+class UnloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    etag: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___TransitionOptions: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        options: Global___TransitionOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "options", b"options", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadRequest: _TypeAlias = UnloadRequest  # noqa: Y015
+
+@_typing.final
+class UnloadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___TransitionEvent: ...
+    def __init__(
+        self,
+        *,
+        event: Global___TransitionEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadResponse: _TypeAlias = UnloadResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseQuarantineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """Who takes the responsibility."""
+    why: _builtins.str
+    """What was found out about the device."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseQuarantineRequest: _TypeAlias = ReleaseQuarantineRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseQuarantineResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseQuarantineResponse: _TypeAlias = ReleaseQuarantineResponse  # noqa: Y015
+
+@_typing.final
+class WatchOwnerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchOwnerRequest: _TypeAlias = WatchOwnerRequest  # noqa: Y015
+
+@_typing.final
+class WatchOwnerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def owner(self) -> Global___Owner: ...
+    def __init__(
+        self,
+        *,
+        owner: Global___Owner | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchOwnerResponse: _TypeAlias = WatchOwnerResponse  # noqa: Y015
+
+@_typing.final
+class WatchTransitionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id, or request id."""
+    after_sequence: _builtins.int
+    """Only events with a higher sequence number."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        after_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchTransitionRequest: _TypeAlias = WatchTransitionRequest  # noqa: Y015
+
+@_typing.final
+class WatchTransitionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___TransitionEvent: ...
+    def __init__(
+        self,
+        *,
+        event: Global___TransitionEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchTransitionResponse: _TypeAlias = WatchTransitionResponse  # noqa: Y015
 
 @_typing.final
 class TransitionEvent(_message.Message):
@@ -805,13 +1313,19 @@ class TransitionRecord(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     WRITES_FIELD_NUMBER: _builtins.int
-    PLAN_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    TARGET_CHECK_FIELD_NUMBER: _builtins.int
+    UNREAD_BYTES_FIELD_NUMBER: _builtins.int
+    SCRUB_FIELD_NUMBER: _builtins.int
+    READBACK_FIELD_NUMBER: _builtins.int
+    WRITE_RUNS_FIELD_NUMBER: _builtins.int
+    PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     request_id: _builtins.str
     state: Global___TransitionState.ValueType
     level: Global___Level.ValueType
     kind: _builtins.str
-    """"transition", "rollback" or "load"."""
+    """"load", "transition", "rollback", "push" or "unload"."""
     target: _builtins.str
     generation_from: _builtins.int
     generation: _builtins.int
@@ -830,6 +1344,19 @@ class TransitionRecord(_message.Message):
     blocked_ms: _builtins.float
     """From the closing of admission to its reopening."""
     total_ms: _builtins.float
+    verify: Global___VerifyMode.ValueType
+    target_check: Global___TargetCheck.ValueType
+    unread_bytes: _builtins.int
+    """Bytes of touched allocations that were not read back before the publish."""
+    scrub: _builtins.str
+    """With VERIFY_MODE_GROUPS: what reading the rest found afterwards: "" (not
+    done yet), "ok" or where it differs.
+    """
+    readback: _builtins.str
+    """What a readback on this device proves."""
+    write_runs: _builtins.int
+    """How many runs of rows there were."""
+    plan_digest: _builtins.str
     @_builtins.property
     def to(self) -> _identity_pb2.Identity: ...
     @_builtins.property
@@ -844,10 +1371,8 @@ class TransitionRecord(_message.Message):
     def ended(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowRange]:
-        """The exact rows that were to be written."""
+        """The exact rows that were to be written, at most 1000 runs; none in lists."""
 
-    @_builtins.property
-    def plan(self) -> Global___Plan: ...
     def __init__(
         self,
         *,
@@ -876,11 +1401,17 @@ class TransitionRecord(_message.Message):
         created: _timestamp_pb2.Timestamp | None = ...,
         ended: _timestamp_pb2.Timestamp | None = ...,
         writes: _abc.Iterable[Global___RowRange] | None = ...,
-        plan: Global___Plan | None = ...,
+        verify: Global___VerifyMode.ValueType = ...,
+        target_check: Global___TargetCheck.ValueType = ...,
+        unread_bytes: _builtins.int = ...,
+        scrub: _builtins.str = ...,
+        readback: _builtins.str = ...,
+        write_runs: _builtins.int = ...,
+        plan_digest: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "created", b"created", "ended", b"ended", "from", b"from", "plan", b"plan", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "created", b"created", "ended", b"ended", "from", b"from", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_ms", b"blocked_ms", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "counters", b"counters", "created", b"created", "drain_ms", b"drain_ms", "ended", b"ended", "exclusive_ms", b"exclusive_ms", "from", b"from", "generation", b"generation", "generation_from", b"generation_from", "groups", b"groups", "id", b"id", "kind", b"kind", "level", b"level", "message", b"message", "phases", b"phases", "plan", b"plan", "reason", b"reason", "request_id", b"request_id", "rows_written", b"rows_written", "state", b"state", "target", b"target", "to", b"to", "total_ms", b"total_ms", "undo", b"undo", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_ms", b"blocked_ms", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "counters", b"counters", "created", b"created", "drain_ms", b"drain_ms", "ended", b"ended", "exclusive_ms", b"exclusive_ms", "from", b"from", "generation", b"generation", "generation_from", b"generation_from", "groups", b"groups", "id", b"id", "kind", b"kind", "level", b"level", "message", b"message", "phases", b"phases", "plan_digest", b"plan_digest", "readback", b"readback", "reason", b"reason", "request_id", b"request_id", "rows_written", b"rows_written", "scrub", b"scrub", "state", b"state", "target", b"target", "target_check", b"target_check", "to", b"to", "total_ms", b"total_ms", "undo", b"undo", "unread_bytes", b"unread_bytes", "verify", b"verify", "write_runs", b"write_runs", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,36 @@ class OwnerServiceStub:
                 request_serializer=rowlock_dot_v1_dot_owner__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=rowlock_dot_v1_dot_owner__pb2.RollbackResponse.FromString,
                 _registered_method=True)
+        self.PushRows = channel.stream_stream(
+                '/rowlock.v1.OwnerService/PushRows',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.PushRowsRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.PushRowsResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/rowlock.v1.OwnerService/Cancel',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.CancelRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.CancelResponse.FromString,
+                _registered_method=True)
+        self.Unload = channel.unary_stream(
+                '/rowlock.v1.OwnerService/Unload',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.UnloadRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.UnloadResponse.FromString,
+                _registered_method=True)
+        self.ReleaseQuarantine = channel.unary_unary(
+                '/rowlock.v1.OwnerService/ReleaseQuarantine',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.ReleaseQuarantineRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.ReleaseQuarantineResponse.FromString,
+                _registered_method=True)
+        self.WatchOwner = channel.unary_stream(
+                '/rowlock.v1.OwnerService/WatchOwner',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.WatchOwnerRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.WatchOwnerResponse.FromString,
+                _registered_method=True)
+        self.WatchTransition = channel.unary_stream(
+                '/rowlock.v1.OwnerService/WatchTransition',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.WatchTransitionRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.WatchTransitionResponse.FromString,
+                _registered_method=True)
         self.GetTransition = channel.unary_unary(
                 '/rowlock.v1.OwnerService/GetTransition',
                 request_serializer=rowlock_dot_v1_dot_owner__pb2.GetTransitionRequest.SerializeToString,
@@ -111,7 +141,52 @@ class OwnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Moves the owner back to the identity before the current generation.
+        """Moves the owner back to the identity of an earlier generation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PushRows(self, request_iterator, context):
+        """Changed rows from a trainer, without a checkpoint on disk: a header, then rows.
+        Answers like Transition once the client has closed its side.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends an open transition before its first device write; CANCELLED is its outcome.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unload(self, request, context):
+        """Closes the runtime; the owner is EMPTY until the next transition or restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseQuarantine(self, request, context):
+        """Records who released a quarantine and why, then ends the process: only a
+        later one may create a runtime.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchOwner(self, request, context):
+        """The owner, now and after every change of its state, generation or transition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTransition(self, request, context):
+        """The events of a transition after a sequence number: those in the journal,
+        then those to come. Works after a restart too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,6 +240,36 @@ def add_OwnerServiceServicer_to_server(servicer, server):
                     servicer.Rollback,
                     request_deserializer=rowlock_dot_v1_dot_owner__pb2.RollbackRequest.FromString,
                     response_serializer=rowlock_dot_v1_dot_owner__pb2.RollbackResponse.SerializeToString,
+            ),
+            'PushRows': grpc.stream_stream_rpc_method_handler(
+                    servicer.PushRows,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.PushRowsRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.PushRowsResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.CancelRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.CancelResponse.SerializeToString,
+            ),
+            'Unload': grpc.unary_stream_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.UnloadRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.UnloadResponse.SerializeToString,
+            ),
+            'ReleaseQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseQuarantine,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.ReleaseQuarantineRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.ReleaseQuarantineResponse.SerializeToString,
+            ),
+            'WatchOwner': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchOwner,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.WatchOwnerRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.WatchOwnerResponse.SerializeToString,
+            ),
+            'WatchTransition': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTransition,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.WatchTransitionRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.WatchTransitionResponse.SerializeToString,
             ),
             'GetTransition': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTransition,
@@ -318,6 +423,168 @@ class OwnerService:
             '/rowlock.v1.OwnerService/Rollback',
             rowlock_dot_v1_dot_owner__pb2.RollbackRequest.SerializeToString,
             rowlock_dot_v1_dot_owner__pb2.RollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rowlock.v1.OwnerService/PushRows',
+            rowlock_dot_v1_dot_owner__pb2.PushRowsRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.PushRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/Cancel',
+            rowlock_dot_v1_dot_owner__pb2.CancelRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/Unload',
+            rowlock_dot_v1_dot_owner__pb2.UnloadRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.UnloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/ReleaseQuarantine',
+            rowlock_dot_v1_dot_owner__pb2.ReleaseQuarantineRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.ReleaseQuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/WatchOwner',
+            rowlock_dot_v1_dot_owner__pb2.WatchOwnerRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.WatchOwnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTransition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/WatchTransition',
+            rowlock_dot_v1_dot_owner__pb2.WatchTransitionRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.WatchTransitionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,7 +44,25 @@ class OwnerServiceStub:
     transition is durable; a client that goes away does not cancel it.
     """
     Rollback: _grpc.UnaryStreamMultiCallable[_owner_pb2.RollbackRequest, _owner_pb2.RollbackResponse]
-    """Moves the owner back to the identity before the current generation."""
+    """Moves the owner back to the identity of an earlier generation."""
+    PushRows: _grpc.StreamStreamMultiCallable[_owner_pb2.PushRowsRequest, _owner_pb2.PushRowsResponse]
+    """Changed rows from a trainer, without a checkpoint on disk: a header, then rows.
+    Answers like Transition once the client has closed its side.
+    """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_owner_pb2.CancelRequest, _owner_pb2.CancelResponse]
+    """Ends an open transition before its first device write; CANCELLED is its outcome."""
+    Unload: _grpc.UnaryStreamMultiCallable[_owner_pb2.UnloadRequest, _owner_pb2.UnloadResponse]
+    """Closes the runtime; the owner is EMPTY until the next transition or restart."""
+    ReleaseQuarantine: _grpc.UnaryUnaryMultiCallable[_owner_pb2.ReleaseQuarantineRequest, _owner_pb2.ReleaseQuarantineResponse]
+    """Records who released a quarantine and why, then ends the process: only a
+    later one may create a runtime.
+    """
+    WatchOwner: _grpc.UnaryStreamMultiCallable[_owner_pb2.WatchOwnerRequest, _owner_pb2.WatchOwnerResponse]
+    """The owner, now and after every change of its state, generation or transition."""
+    WatchTransition: _grpc.UnaryStreamMultiCallable[_owner_pb2.WatchTransitionRequest, _owner_pb2.WatchTransitionResponse]
+    """The events of a transition after a sequence number: those in the journal,
+    then those to come. Works after a restart too.
+    """
     GetTransition: _grpc.UnaryUnaryMultiCallable[_owner_pb2.GetTransitionRequest, _owner_pb2.GetTransitionResponse]
     ListTransitions: _grpc.UnaryUnaryMultiCallable[_owner_pb2.ListTransitionsRequest, _owner_pb2.ListTransitionsResponse]
     """Newest first."""
@@ -69,7 +87,25 @@ class OwnerServiceAsyncStub(OwnerServiceStub):
     transition is durable; a client that goes away does not cancel it.
     """
     Rollback: _aio.UnaryStreamMultiCallable[_owner_pb2.RollbackRequest, _owner_pb2.RollbackResponse]  # type: ignore[assignment]
-    """Moves the owner back to the identity before the current generation."""
+    """Moves the owner back to the identity of an earlier generation."""
+    PushRows: _aio.StreamStreamMultiCallable[_owner_pb2.PushRowsRequest, _owner_pb2.PushRowsResponse]  # type: ignore[assignment]
+    """Changed rows from a trainer, without a checkpoint on disk: a header, then rows.
+    Answers like Transition once the client has closed its side.
+    """
+    Cancel: _aio.UnaryUnaryMultiCallable[_owner_pb2.CancelRequest, _owner_pb2.CancelResponse]  # type: ignore[assignment]
+    """Ends an open transition before its first device write; CANCELLED is its outcome."""
+    Unload: _aio.UnaryStreamMultiCallable[_owner_pb2.UnloadRequest, _owner_pb2.UnloadResponse]  # type: ignore[assignment]
+    """Closes the runtime; the owner is EMPTY until the next transition or restart."""
+    ReleaseQuarantine: _aio.UnaryUnaryMultiCallable[_owner_pb2.ReleaseQuarantineRequest, _owner_pb2.ReleaseQuarantineResponse]  # type: ignore[assignment]
+    """Records who released a quarantine and why, then ends the process: only a
+    later one may create a runtime.
+    """
+    WatchOwner: _aio.UnaryStreamMultiCallable[_owner_pb2.WatchOwnerRequest, _owner_pb2.WatchOwnerResponse]  # type: ignore[assignment]
+    """The owner, now and after every change of its state, generation or transition."""
+    WatchTransition: _aio.UnaryStreamMultiCallable[_owner_pb2.WatchTransitionRequest, _owner_pb2.WatchTransitionResponse]  # type: ignore[assignment]
+    """The events of a transition after a sequence number: those in the journal,
+    then those to come. Works after a restart too.
+    """
     GetTransition: _aio.UnaryUnaryMultiCallable[_owner_pb2.GetTransitionRequest, _owner_pb2.GetTransitionResponse]  # type: ignore[assignment]
     ListTransitions: _aio.UnaryUnaryMultiCallable[_owner_pb2.ListTransitionsRequest, _owner_pb2.ListTransitionsResponse]  # type: ignore[assignment]
     """Newest first."""
@@ -121,7 +157,61 @@ class OwnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _owner_pb2.RollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_owner_pb2.RollbackResponse], _abc.AsyncIterator[_owner_pb2.RollbackResponse]]:
-        """Moves the owner back to the identity before the current generation."""
+        """Moves the owner back to the identity of an earlier generation."""
+
+    @_abc_1.abstractmethod
+    def PushRows(
+        self,
+        request_iterator: _MaybeAsyncIterator[_owner_pb2.PushRowsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_owner_pb2.PushRowsResponse], _abc.AsyncIterator[_owner_pb2.PushRowsResponse]]:
+        """Changed rows from a trainer, without a checkpoint on disk: a header, then rows.
+        Answers like Transition once the client has closed its side.
+        """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _owner_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_owner_pb2.CancelResponse, _abc.Awaitable[_owner_pb2.CancelResponse]]:
+        """Ends an open transition before its first device write; CANCELLED is its outcome."""
+
+    @_abc_1.abstractmethod
+    def Unload(
+        self,
+        request: _owner_pb2.UnloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_owner_pb2.UnloadResponse], _abc.AsyncIterator[_owner_pb2.UnloadResponse]]:
+        """Closes the runtime; the owner is EMPTY until the next transition or restart."""
+
+    @_abc_1.abstractmethod
+    def ReleaseQuarantine(
+        self,
+        request: _owner_pb2.ReleaseQuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_owner_pb2.ReleaseQuarantineResponse, _abc.Awaitable[_owner_pb2.ReleaseQuarantineResponse]]:
+        """Records who released a quarantine and why, then ends the process: only a
+        later one may create a runtime.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchOwner(
+        self,
+        request: _owner_pb2.WatchOwnerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_owner_pb2.WatchOwnerResponse], _abc.AsyncIterator[_owner_pb2.WatchOwnerResponse]]:
+        """The owner, now and after every change of its state, generation or transition."""
+
+    @_abc_1.abstractmethod
+    def WatchTransition(
+        self,
+        request: _owner_pb2.WatchTransitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_owner_pb2.WatchTransitionResponse], _abc.AsyncIterator[_owner_pb2.WatchTransitionResponse]]:
+        """The events of a transition after a sequence number: those in the journal,
+        then those to come. Works after a restart too.
+        """
 
     @_abc_1.abstractmethod
     def GetTransition(

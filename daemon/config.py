@@ -1,0 +1,259 @@
+"""The configuration file: TOML, checked in full before anything starts.
+
+Every key has one row in :data:`SCHEMA`; what is not there is an error that names the line
+and the nearest key there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rowlock.bindings.plan import TargetCheck, Verify
+from rowlock.bindings.planner import Policy
+from rowlock.daemon.lock import runtime_directory
+from rowlock.daemon.owner.options import Drain, Options
+from rowlock.daemon.settings import Settings, TlsSettings
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used: file, line, key and what would do."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the file.
+
+    Attributes:
+        parse: makes the value; raises ValueError with what is wanted.
+        text: for the documentation.
+
+    """
+
+    parse: Callable[[Any], Any]
+    text: str
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text")
+    return value
+
+
+def _path(value: Any) -> Path:
+    path = Path(_text(value)).expanduser()
+    if not path.is_absolute():
+        raise ValueError("an absolute path")
+    return path
+
+
+def _paths(value: Any) -> tuple[Path, ...]:
+    if not isinstance(value, list):
+        raise ValueError("a list of absolute paths")
+    return tuple(_path(item) for item in value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("a list of texts")
+    return tuple(_text(item) for item in value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("a whole number from 0 up")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _size(value) == 0:
+        raise ValueError("a whole number from 1 up")
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ValueError("a number of seconds above 0")
+    return float(value)
+
+
+def _mode(value: Any) -> int:
+    if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+        raise ValueError('an octal file mode such as "0600"')
+    return int(value, 8)
+
+
+def _choice(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError("one of " + ", ".join(repr(choice) for choice in choices))
+        return str(value)
+
+    return parse
+
+
+SCHEMA: Final[dict[str, dict[str, Key]]] = {
+    "owner": {
+        "device": Key(_text, "the device to own: `cpu`"),
+        "state": Key(_path, "state directory: journal, undo, manifests"),
+        "checkpoint": Key(_path, "loaded on a first start; later starts load what was published last"),
+        "on_start": Key(_choice("reload", "empty"), "`reload` the last published identity, or come up `empty`"),
+        "threads": Key(_count, "threads of one device operation, and of hashing"),
+        "call_timeout_s": Key(_seconds, "a device call that takes longer quarantines the owner"),
+    },
+    "api": {
+        "socket": Key(_path, "unix socket of the gRPC API"),
+        "socket_mode": Key(_mode, "its file mode, who may do everything"),
+        "push_bytes_max": Key(_size, "bytes of rows that one push may carry"),
+    },
+    "tls": {
+        "address": Key(_text, "`host:port` to serve on with mTLS; all keys of this section go together"),
+        "certificate": Key(_path, "PEM file of the server, chain included"),
+        "key": Key(_path, "PEM file of its key"),
+        "client_ca": Key(_path, "PEM file of the authority that signs client certificates"),
+        "readers": Key(_names, "common names that may read and generate"),
+        "operators": Key(_names, "common names that may also change the owner"),
+    },
+    "transition": {
+        "target_roots": Key(_paths, "targets must really lie below one of these"),
+        "verify": Key(_choice("parents", "groups", "all"), "what is read back before a publish"),
+        "target_check": Key(_choice("whole", "staged"), "what of a target is digested before the drain"),
+        "drain": Key(_choice("wait", "deadline", "cancel"), "how running requests give way"),
+        "drain_deadline_s": Key(_seconds, "with `drain = \"deadline\"`"),
+        "on_b1_failure": Key(_choice("reload", "empty"), "after a failed B1: load the old identity again, or not"),
+        "undo_durable_max": Key(_size, "bytes up to which an undo is a durable file"),
+        "image_bytes_max": Key(_size, "bytes of touched allocations up to which they are compared by image"),
+    },
+}  # fmt: skip
+
+
+def default_state(device: str) -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(base) / "rowlock" / device.replace(":", "-")
+
+
+def default_socket(device: str) -> Path:
+    return runtime_directory() / f"{device.replace(':', '-')}.sock"
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """The parsed values of a file, by section and key.
+
+    Raises:
+        ConfigError: naming file, line and key.
+
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        sections = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    lines = text.splitlines()
+    result: dict[str, dict[str, Any]] = {}
+    for section, values in sections.items():
+        if section not in SCHEMA or not isinstance(values, dict):
+            raise ConfigError(f"{path}:{_line(lines, section)}: unknown section {section!r}{_nearest(section, SCHEMA)}")
+        result[section] = {key: _parse(path, lines, section, key, value) for key, value in values.items()}
+    return result
+
+
+def _parse(path: Path, lines: list[str], section: str, key: str, value: Any) -> Any:
+    where = f"{path}:{_line(lines, section, key)}"
+    known = SCHEMA[section].get(key)
+    if known is None:
+        raise ConfigError(f"{where}: unknown key {key!r} in [{section}]{_nearest(key, SCHEMA[section])}")
+    try:
+        return known.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {section}.{key} is {value!r}; wanted: {error}") from None
+
+
+def _line(lines: list[str], section: str, key: str = "") -> int:
+    """The line of a section, or of a key in it; 1 if it is written in a way not looked for."""
+    current = ""
+    for number, line in enumerate(lines, start=1):
+        header = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
+        if header:
+            current = header[1]
+        if current == section and (header if not key else re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line)):
+            return number
+        if not header and not current and re.match(rf"\s*\"?{re.escape(section)}\"?\s*[.=]", line):
+            return number
+    return 1
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+
+
+def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]) -> Settings:
+    """Settings from a file's values, with those of the command line in their place.
+
+    Args:
+        values: from :func:`read_config`.
+        overrides: of ``device, state, socket, checkpoint, threads, fault_file``; None is unset.
+
+    Raises:
+        ConfigError: keys that do not go together.
+
+    """
+    given = {key: value for key, value in overrides.items() if value is not None}
+    owner, api = dict(values.get("owner", {})), values.get("api", {})
+    device = given.get("device", owner.get("device", "cpu"))
+    transition = values.get("transition", {})
+    return Settings(
+        device=device,
+        state=given.get("state", owner.get("state", default_state(device))),
+        socket=given.get("socket", api.get("socket", default_socket(device))),
+        socket_mode=api.get("socket_mode", 0o600),
+        checkpoint=given.get("checkpoint", owner.get("checkpoint")),
+        reload=owner.get("on_start", "reload") == "reload",
+        threads=given.get("threads", owner.get("threads", os.cpu_count() or 1)),
+        target_roots=transition.get("target_roots", ()),
+        call_timeout_s=owner.get("call_timeout_s", Settings.call_timeout_s),
+        push_bytes_max=api.get("push_bytes_max", Settings.push_bytes_max),
+        options=_options(transition),
+        policy=Policy(
+            undo_durable_max=transition.get("undo_durable_max", Policy.undo_durable_max),
+            image_bytes_max=transition.get("image_bytes_max", Policy.image_bytes_max),
+        ),
+        tls=_tls(values.get("tls")),
+        fault_file=given.get("fault_file"),
+    )
+
+
+def _options(transition: Mapping[str, Any]) -> Options:
+    drain = Drain(transition.get("drain", "wait").upper())
+    if (drain is Drain.DEADLINE) != ("drain_deadline_s" in transition):
+        raise ConfigError('transition.drain_deadline_s goes with drain = "deadline", and with nothing else')
+    return Options(
+        verify=Verify(transition.get("verify", "parents").upper()),
+        target_check=TargetCheck(transition.get("target_check", "whole").upper()),
+        drain=drain,
+        drain_deadline_s=transition.get("drain_deadline_s", 0.0),
+        reload_old=transition.get("on_b1_failure", "reload") == "reload",
+    )
+
+
+def _tls(values: Mapping[str, Any] | None) -> TlsSettings | None:
+    if values is None:
+        return None
+    missing = [key for key in ("address", "certificate", "key", "client_ca") if key not in values]
+    if missing:
+        raise ConfigError(f"tls.{missing[0]} is missing: TCP is served with mTLS only, which needs all of its keys")
+    return TlsSettings(**values)

@@ -1,0 +1,183 @@
+"""A deadline for each call into the device library.
+
+A call that does not come back cannot be ended. When its deadline passes, the owner is
+declared quarantined, without touching the device: whoever waits is told, new work is
+refused, reads and history still answer. Should the call come back after all, the owner
+thread ends where it stands.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.device import (
+    Allocation,
+    Binding,
+    Counters,
+    DeviceFacts,
+    DeviceMemory,
+    Runtime,
+    Sampling,
+    Sequence,
+)
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.layout import Layout, ParentInfo
+
+LOOK_EVERY_S: Final = 0.5
+
+
+class AbandonedError(BaseException):
+    """The owner was declared quarantined while this thread was in a device call."""
+
+
+class Watchdog:
+    """Watches one thread's device calls.
+
+    The watched thread only notes what it is doing; this one looks from time to time.
+
+    Args:
+        timeout_s: for each call.
+        expired: told, on the watchdog's thread, what did not come back.
+
+    """
+
+    def __init__(self, timeout_s: float, expired: Callable[[str], None]) -> None:
+        self._timeout_s = timeout_s
+        self._expired = expired
+        self._lock = threading.Lock()
+        self._call: tuple[str, float] | None = None
+        self._abandoned = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rowlock-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Around one device call. Raises AbandonedError when it came back too late."""
+        self._note((name, time.monotonic()))
+        try:
+            yield
+        finally:
+            self._note(None)
+
+    def _note(self, call: tuple[str, float] | None) -> None:
+        with self._lock:
+            if self._abandoned:
+                raise AbandonedError
+            self._call = call
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(self._timeout_s / 4, LOOK_EVERY_S)):
+            with self._lock:
+                call = self._call
+                late = call is not None and time.monotonic() - call[1] > self._timeout_s
+                self._abandoned = late
+            if late:
+                assert call is not None
+                self._expired(f"the device call {call[0]} did not come back within {self._timeout_s} s")
+                return
+
+
+class WatchedBinding:
+    """A binding whose every call has a deadline."""
+
+    def __init__(self, inner: Binding, watchdog: Watchdog) -> None:
+        self._inner = inner
+        self._watchdog = watchdog
+        self.memory: DeviceMemory = _WatchedMemory(inner.memory, watchdog)
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return self._inner.facts
+
+    @property
+    def counters(self) -> Counters:
+        return self._inner.counters
+
+    def place(self, layout: Layout) -> Layout:
+        return self._inner.place(layout)
+
+    def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
+        with self._watchdog.call("create_runtime"):
+            return _WatchedRuntime(self._inner.create_runtime(config, layout), self._watchdog)
+
+    def close(self) -> None:
+        with self._watchdog.call("close"):
+            self._inner.close()
+
+
+class _WatchedMemory:
+    def __init__(self, inner: DeviceMemory, watchdog: Watchdog) -> None:
+        self._inner = inner
+        self._watchdog = watchdog
+
+    def allocate(self, parent: ParentInfo) -> Allocation:
+        with self._watchdog.call("allocate"):
+            return self._inner.allocate(parent)
+
+    def write_rows(self, allocation: Allocation, first_row: int, data: Bytes) -> None:
+        with self._watchdog.call("write_rows"):
+            self._inner.write_rows(allocation, first_row, data)
+
+    def read_rows(self, allocation: Allocation, first_row: int, out: Bytes) -> None:
+        with self._watchdog.call("read_rows"):
+            self._inner.read_rows(allocation, first_row, out)
+
+    def fence(self) -> None:
+        with self._watchdog.call("fence"):
+            self._inner.fence()
+
+    def release(self, allocation: Allocation) -> None:
+        with self._watchdog.call("release"):
+            self._inner.release(allocation)
+
+    def close(self) -> None:
+        with self._watchdog.call("close"):
+            self._inner.close()
+
+    def probe(self) -> None:
+        with self._watchdog.call("probe"):
+            self._inner.probe()
+
+
+class _WatchedRuntime:
+    def __init__(self, inner: Runtime, watchdog: Watchdog) -> None:
+        self._inner = inner
+        self._watchdog = watchdog
+
+    @property
+    def allocations(self) -> Mapping[str, Allocation]:
+        return self._inner.allocations
+
+    def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
+        with self._watchdog.call("open_sequence"):
+            return _WatchedSequence(self._inner.open_sequence(prompt, sampling, capacity), self._watchdog)
+
+    def close(self) -> None:
+        with self._watchdog.call("close_runtime"):
+            self._inner.close()
+
+
+class _WatchedSequence:
+    def __init__(self, inner: Sequence, watchdog: Watchdog) -> None:
+        self._inner = inner
+        self._watchdog = watchdog
+
+    def advance(self) -> int | None:
+        with self._watchdog.call("advance"):
+            return self._inner.advance()
+
+    def close(self) -> None:
+        self._inner.close()
