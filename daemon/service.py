@@ -26,9 +26,11 @@ from rowlock.daemon.notify import notify
 from rowlock.daemon.owner.context import Context, SystemClock, random_id
 from rowlock.daemon.owner.owner import Owner, Startup
 from rowlock.daemon.owner.planning import Planner
+from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
+from rowlock.daemon.pacing import PacedExecutor
 from rowlock.daemon.settings import Settings
 from rowlock.journal.files import OsFiles
 from rowlock.journal.journal import Journal
@@ -119,14 +121,17 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     binding.memory.probe()
     if binding.facts.test_options:
         log.warning("daemon.test_options", options=binding.facts.test_options)
+    clock = SystemClock()
     workers = closing.enter_context(ThreadPoolExecutor(WORKERS, "rowlock-worker"))
-    hashers = closing.enter_context(ThreadPoolExecutor(settings.threads, "rowlock-hasher"))
-    context = Context(SystemClock(), random_id, workers, hashers, log.info)
+    scheduler = Scheduler(clock.monotonic)
+    hashers = closing.enter_context(PacedExecutor(settings.threads, lambda: scheduler.active > 0))
+    comparers = closing.enter_context(ThreadPoolExecutor(settings.threads, "rowlock-comparer"))
+    context = Context(clock, random_id, workers, hashers, comparers, log.info)
     stores = Stores.under(settings.state, OsFiles())
     roots = settings.target_roots
     loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info)
     planner = Planner(loader, stores, journal, settings.policy)
-    return Owner(context, binding, journal, stores, loader, planner, settings.call_timeout_s)
+    return Owner(context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s)
 
 
 async def _watch_readiness(owner: Owner, server: ApiServer, changed: asyncio.Event, log: Log) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Final
 
@@ -36,26 +35,26 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
 
-    @cached_property
+    @property
     def row_bytes(self) -> int:
         return (self.shape[-1] if self.shape else 1) * ITEM_BYTES[self.dtype]
 
-    @cached_property
+    @property
     def rows(self) -> int:
         return prod(self.shape[:-1])
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         return self.rows * self.row_bytes
 
-    @cached_property
+    @property
     def group_rows(self) -> int:
         """Rows of every group but the last, which may be shorter."""
         if self.row_bytes == 0:
             return max(self.rows, 1)
         return max(-(-GROUP_BYTES // self.row_bytes), 1)
 
-    @cached_property
+    @property
     def groups(self) -> int:
         return -(-self.rows // self.group_rows) if self.row_bytes else 0
 

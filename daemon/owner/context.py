@@ -44,7 +44,8 @@ class Context:
         clock: time.
         new_id: makes ids that never repeat.
         workers: run whole jobs (staging, hashing of one model, durable writes).
-        hashers: run the small pieces of such jobs; never wait for others.
+        hashers: run the small pieces of such jobs; never wait for others, and give way to decoding.
+        comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
 
     """
@@ -53,4 +54,5 @@ class Context:
     new_id: Callable[[], str]
     workers: Executor
     hashers: Executor
+    comparers: Executor
     log: Callable[..., None]

@@ -14,6 +14,7 @@ from rowlock.bindings.checkpoint.hashing import chunks, hash_groups
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.daemon.owner.core import Core, Steps
+from rowlock.daemon.owner.images import StepBudget
 from rowlock.daemon.owner.resident import Resident
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -53,9 +54,11 @@ def read_digests(
 
     """
     layout, memory = resident.model.layout, core.binding.memory
+    hashers = core.context.comparers if core.writing else core.context.hashers
     found: dict[str, _Digests] = {}
     buffers = deque(np.empty(0, np.uint8) for _ in range(BUFFERS))
     running: deque[tuple[Bytes, Future[bytes]]] = deque()
+    budget = StepBudget()
     for parent in parents:
         allocation = resident.runtime.allocations[parent]
         for placement in layout.in_parent(parent):
@@ -73,10 +76,11 @@ def read_digests(
                 if serving and (core.resident is not resident or core.writing):
                     raise OwnerError(Reason.GENERATION_STALE, "a transition came while the model was being read")
                 memory.read_rows(allocation, placement.first_row + start // info.row_bytes, out)
-                job = core.context.hashers.submit(hash_groups, out, info.group_rows * info.row_bytes)
+                job = hashers.submit(hash_groups, out, info.group_rows * info.row_bytes)
                 found[info.name].parts.append(job)
                 running.append((buffer, job))
-                yield None
+                if budget.spend(stop - start):
+                    yield None
     for _, job in running:
         yield from core.wait(job)
     return {name: TensorManifest(layout.placements[name].tensor, item.joined()) for name, item in found.items()}

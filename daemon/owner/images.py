@@ -72,12 +72,28 @@ def row_slices(parent: ParentInfo, nbytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(step, parent.rows - first)
 
 
-def read_slices(memory: DeviceMemory, allocation: Allocation, image: Bytes) -> Iterator[None]:
-    """Read a whole parent from the device into its image, a bounded slice at each step."""
+class StepBudget:
+    """Bounds the device bytes of one step of the owner thread, however small the pieces are."""
+
+    def __init__(self) -> None:
+        self._left = SLICE_BYTES
+
+    def spend(self, nbytes: int) -> bool:
+        """Whether it is time to give way."""
+        self._left -= nbytes
+        if self._left > 0:
+            return False
+        self._left = SLICE_BYTES
+        return True
+
+
+def read_slices(memory: DeviceMemory, allocation: Allocation, image: Bytes, budget: StepBudget) -> Iterator[None]:
+    """Read a whole parent from the device into its image; yields whenever the budget of a step is spent."""
     row_bytes = allocation.parent.row_bytes
     for first, rows in row_slices(allocation.parent, SLICE_BYTES):
         memory.read_rows(allocation, first, image[first * row_bytes : (first + rows) * row_bytes])
-        yield
+        if budget.spend(rows * row_bytes):
+            yield
 
 
 def write_ranges(

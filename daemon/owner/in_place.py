@@ -25,6 +25,7 @@ from rowlock.daemon.owner.images import (
     SLICE_BYTES,
     Images,
     Piece,
+    StepBudget,
     first_mismatch,
     new_images,
     pieces_of,
@@ -62,6 +63,7 @@ class InPlace(Transit):
     before: Images = field(default_factory=dict)
     expected: Images = field(default_factory=dict)
     ranges: list[RowRange] = field(default_factory=list)
+    budget: StepBudget = field(default_factory=StepBudget)
 
     @property
     def changed(self) -> Mapping[str, tuple[int, ...]]:
@@ -114,7 +116,7 @@ class InPlace(Transit):
     def _read_before(self, parent: str) -> Steps[None]:
         """The parent's image as the device returns it; by digest, only the changed groups of it are kept."""
         if not self.plan.by_digest:
-            for _ in read_slices(self.memory, self.allocations[parent], self.before[parent]):
+            for _ in read_slices(self.memory, self.allocations[parent], self.before[parent], self.budget):
                 yield None
             return
         found = yield from read_digests(self.core, self.resident, [parent])
@@ -124,7 +126,8 @@ class InPlace(Transit):
         for piece in pieces_of(self._group_ranges(parent), SLICE_BYTES):
             allocation = self.allocations[parent]
             self.memory.read_rows(allocation, piece.first_row, _rows(self.before[parent], allocation, piece))
-            yield None
+            if self.budget.spend(piece.rows * allocation.parent.row_bytes):
+                yield None
 
     def _settle(self, parent: str) -> list[Future[Settled]]:
         return self.core.stager.settle(
@@ -195,7 +198,7 @@ class InPlace(Transit):
         return problem
 
     def _compare(self, images: Images, pieces: Iterator[Piece]) -> str:
-        wrong = first_mismatch(self.memory, self.allocations, images, pieces, self.core.context.hashers)
+        wrong = first_mismatch(self.memory, self.allocations, images, pieces, self.core.context.comparers)
         return f"row {wrong[1]} of {wrong[0]}" if wrong else ""
 
     def _digest(self, parents: list[str], *, old: bool = False) -> str:

@@ -70,7 +70,7 @@ class Owner:
 
     def __init__(
         self, context: Context, binding: Binding, journal: Journal, stores: Stores, loader: TargetLoader,
-        planner: Planner, call_timeout_s: float,
+        planner: Planner, scheduler: Scheduler, call_timeout_s: float,
     ) -> None:  # fmt: skip
         self.followers = Followers()
         self.journal = journal
@@ -92,7 +92,7 @@ class Owner:
             stores=stores,
             loader=loader,
             stager=Stager(context.hashers),
-            scheduler=Scheduler(context.clock.monotonic),
+            scheduler=scheduler,
             notify=self.followers.notify,
             changed=self._swap_view,
             launch=self._launch,

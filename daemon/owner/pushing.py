@@ -12,6 +12,7 @@ from rowlock.bindings.checkpoint.manifest import DIGEST_BYTES, Manifest, TensorM
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 from rowlock.bindings.plan import Model
 from rowlock.daemon.owner.core import Core, Steps
+from rowlock.daemon.owner.images import StepBudget
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import group_ranges
 from rowlock.daemon.owner.sources import GroupSource
@@ -92,6 +93,7 @@ def target_of_push(core: Core, rows: PushedRows, overlay: str) -> Steps[Target]:
     if not rows.rows:
         raise OwnerError(Reason.ARGUMENT_INVALID, "rows: none were pushed")
     groups: dict[tuple[str, int], Bytes] = {}
+    budget = StepBudget()
     allocations, layout = resident.runtime.allocations, resident.model.layout
     for name, indices in rows.groups().items():
         for index in indices:
@@ -101,7 +103,8 @@ def target_of_push(core: Core, rows: PushedRows, overlay: str) -> Steps[Target]:
             data = np.empty(item.bytes, np.uint8)
             core.binding.memory.read_rows(allocations[item.parent], item.first_row, data)
             groups[name, index] = data
-            yield None
+            if budget.spend(item.bytes):
+                yield None
     return (yield from core.on_worker(_lay_over, resident, rows, groups, overlay, core))
 
 
