@@ -21,6 +21,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/buf lint
 	scripts/gen-stubs.sh --check
+	$(BIN)/python scripts/gen_docs.py --check
 	scripts/check-whitespace.sh
 	$(BIN)/python -m pytest -q tests/unit/test_boundaries.py
 

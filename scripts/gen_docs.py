@@ -1,0 +1,111 @@
+"""Write the parts of docs/ that are made from tables in the code. With --check: fail if they are not current."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rowlock.cli.client import OUTCOME_EXIT
+from rowlock.daemon.config import SCHEMA
+from rowlock.daemon.owner.states import OWNER_TABLE, TERMINAL, TRANSITION_TABLE
+from rowlock.v1 import owner_pb2
+from rowlock.v1.errors import REASONS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+NOTE = "<!-- Made by scripts/gen_docs.py from the code: change it there. -->\n\n"
+
+
+def states() -> str:
+    lines = [
+        "# States",
+        "",
+        "## A transition",
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        "    [*] --> PLANNED",
+        *(f"    {before} --> {after}: {event}" for (before, event), after in TRANSITION_TABLE.items()),
+        *(f"    {state} --> [*]" for state in sorted(TERMINAL)),
+        "```",
+        "",
+        "| in | when | then |",
+        "|---|---|---|",
+        *(f"| {before} | {event} | {after} |" for (before, event), after in TRANSITION_TABLE.items()),
+        "",
+        "What is not in the table cannot happen. Nothing is written in PLANNED, STAGED and JOURNALED as long as the",
+        "process lives that knows it; recovery takes JOURNALED to mean that writes may have begun.",
+        "",
+        "| outcome | the command line exits with |",
+        "|---|---|",
+        *(
+            f"| {owner_pb2.TransitionState.Name(state).removeprefix('TRANSITION_STATE_')} | {code} |"
+            for state, code in OUTCOME_EXIT.items()
+        ),
+        "",
+        "## An owner",
+        "",
+        "Derived from three facts, and stored nowhere.",
+        "",
+        "| quarantined | transition or load open | model resident | state |",
+        "|---|---|---|---|",
+        *(
+            f"| {'yes' if quarantined else 'no'} | {'yes' if busy else 'no'} | {'yes' if resident else 'no'} | {state} |"
+            for (quarantined, busy, resident), state in OWNER_TABLE.items()
+        ),
+    ]
+    return NOTE + "\n".join(lines) + "\n"
+
+
+def errors() -> str:
+    lines = [
+        "# Errors",
+        "",
+        "Every refusal carries one `google.rpc.ErrorInfo` (domain `rowlock.v1`) with one of these reasons and a hint; a",
+        "transition that did not publish has the same reason in its record. The exit code is that of the command line",
+        "when a call is refused; a refusal never exits with 9, since nothing was begun.",
+        "",
+        "UNAVAILABLE: call again. ABORTED: read again, then call again. FAILED_PRECONDITION: mend the state first.",
+        "DATA_LOSS: bytes differ. RESOURCE_EXHAUSTED: memory, disk or a queue is full.",
+        "",
+        "| reason | status | exit | what to do |",
+        "|---|---|---|---|",
+        *(
+            f"| {reason} | {info.status.name} | {3 if info.exit_code == 9 else info.exit_code} | {info.hint} |"
+            for reason, info in REASONS.items()
+        ),
+    ]
+    return NOTE + "\n".join(lines) + "\n"
+
+
+def configuration() -> str:
+    lines = [
+        "# Configuration",
+        "",
+        "`rowlock serve --config FILE` reads TOML. `--check-config` checks it and ends. Options of the command line come",
+        "first. An unknown or wrong key is an error that names the line and the nearest key there is. All keys are optional.",
+        "",
+    ]
+    for section, keys in SCHEMA.items():
+        lines += [f"## [{section}]", "", "| key | meaning |", "|---|---|"]
+        lines += [f"| `{name}` | {key.text} |" for name, key in keys.items()]
+        lines.append("")
+    return NOTE + "\n".join(lines)
+
+
+PAGES = {"states.md": states, "errors.md": errors, "configuration.md": configuration}
+
+
+def main() -> None:
+    stale = []
+    for name, make in PAGES.items():
+        path, text = DOCS / name, make()
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            stale.append(str(path))
+    if stale:
+        raise SystemExit(f"not current: {', '.join(stale)}; run `python scripts/gen_docs.py`")
+
+
+if __name__ == "__main__":
+    main()
