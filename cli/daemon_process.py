@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -27,12 +28,18 @@ class DaemonProcess:
     Args:
         state: state directory and log.
         options: further options of ``rowlock serve``.
+        environment: further variables.
+        ready: wait until a model is resident; else only until the daemon answers.
 
     """
 
-    def __init__(self, state: Path, options: list[str]) -> None:
+    def __init__(
+        self, state: Path, options: list[str], environment: Mapping[str, str] | None = None, *, ready: bool = True
+    ) -> None:
         self._state = state
         self._options = options
+        self._environment = environment or {}
+        self._service = "" if ready else "rowlock.v1.OwnerService"
 
     def __enter__(self) -> Self:
         self._state.mkdir(parents=True, exist_ok=True)
@@ -47,7 +54,7 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "ROWLOCK_RUNTIME_DIR": self._runtime.name},
+                env={**os.environ, **self._environment, "ROWLOCK_RUNTIME_DIR": self._runtime.name},
             )
         self.client = Client(f"unix:{socket}", timeout_s=None)
         try:
@@ -73,13 +80,14 @@ class DaemonProcess:
         self._runtime.cleanup()
 
     def _wait_ready(self) -> None:
-        """Until inference is healthy. Raises ClientError with the end of the log."""
+        """Until the daemon, or a model in it, is healthy. Raises ClientError with the end of the log."""
         deadline = time.monotonic() + START_S
         with grpc.insecure_channel(self.client.endpoint) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline and self.process.poll() is None:
                 try:
-                    for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True):
+                    request = health_pb2.HealthCheckRequest(service=self._service)
+                    for answer in stub.Watch(request, timeout=1, wait_for_ready=True):
                         if answer.status == health_pb2.HealthCheckResponse.SERVING:
                             return
                 except grpc.RpcError:

@@ -5,6 +5,7 @@ On the unix socket the file's mode decides, so every caller there may do everyth
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
@@ -53,7 +54,11 @@ def _checked(handler: Any, allowed: set[str]) -> Handler:
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
         await check(context)
-        async for answer in inner(request, context):
+        answers = inner(request, context)
+        if inspect.isawaitable(answers):
+            await answers  # it writes to the context itself
+            return
+        async for answer in answers:
             yield answer
 
     async def unary(request: Any, context: Any) -> Any:

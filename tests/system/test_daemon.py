@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from support.checkpoints import EMBED, TINY, change_rows, copy, negate
 from support.commands import rowlock
+from support.daemons import answer, owner, refused, states, transition
 
 from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
@@ -37,33 +38,6 @@ def daemon(tmp_path: Path, tiny: Path, fault_file: Path) -> Iterator[DaemonProce
 @pytest.fixture
 def target(tiny: Path, tmp_path: Path) -> Path:
     return change_rows(tiny, tmp_path / "target", EMBED, [5, 200], negate)
-
-
-def answer(daemon: DaemonProcess, prompt: str = "hello") -> tuple[list[int], str]:
-    request = inference_pb2.GenerateRequest(prompt=prompt, max_tokens=8, ignore_eos=True)
-    messages = list(daemon.client.stream(daemon.client.inference.Generate, request))
-    assert len({message.identity.digest for message in messages}) == 1
-    assert messages[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
-    return [token for message in messages for token in message.tokens], messages[-1].identity.digest
-
-
-def owner(daemon: DaemonProcess) -> owner_pb2.Owner:
-    return daemon.client.call(daemon.client.owner.GetOwner, owner_pb2.GetOwnerRequest()).owner
-
-
-def transition(daemon: DaemonProcess, **fields: object) -> list[owner_pb2.TransitionEvent]:
-    request = owner_pb2.TransitionRequest(**fields)  # type: ignore[arg-type]
-    return [item.event for item in daemon.client.stream(daemon.client.owner.Transition, request)]
-
-
-def states(events: list[owner_pb2.TransitionEvent]) -> list[str]:
-    return [owner_pb2.TransitionState.Name(event.state).removeprefix("TRANSITION_STATE_") for event in events]
-
-
-def refused(daemon: DaemonProcess, **fields: object) -> ClientError:
-    with pytest.raises(ClientError) as caught:
-        transition(daemon, **fields)
-    return caught.value
 
 
 def test_a_transition_over_grpc_and_back(daemon: DaemonProcess, tiny: Path, target: Path) -> None:

@@ -1,0 +1,121 @@
+"""The configuration file: every mistake is named with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.commands import rowlock
+
+from rowlock.bindings.plan import TargetCheck, Verify
+from rowlock.daemon.config import ConfigError, build_settings, read_config
+from rowlock.daemon.owner.options import Drain
+
+GOOD = """
+[owner]
+device = "cpu"
+state = "/var/lib/rowlock/cpu"
+on_start = "empty"
+threads = 3
+call_timeout_s = 30
+
+[api]
+socket = "/run/rowlock/x.sock"
+socket_mode = "0660"
+
+[transition]
+target_roots = ["/models"]
+verify = "all"
+target_check = "staged"
+drain = "deadline"
+drain_deadline_s = 2.5
+on_b1_failure = "empty"
+undo_durable_max = 0
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "rowlock.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_good_file_becomes_settings_and_the_command_line_comes_first(tmp_path: Path) -> None:
+    settings = build_settings(read_config(write(tmp_path, GOOD)), {"threads": 5, "device": None})
+    assert (settings.device, settings.threads, settings.socket_mode) == ("cpu", 5, 0o660)
+    assert (settings.state, settings.socket) == (Path("/var/lib/rowlock/cpu"), Path("/run/rowlock/x.sock"))
+    assert (settings.reload, settings.call_timeout_s, settings.target_roots) == (False, 30.0, (Path("/models"),))
+    options = settings.options
+    assert (options.verify, options.target_check, options.drain) == (Verify.ALL, TargetCheck.STAGED, Drain.DEADLINE)
+    assert (options.drain_deadline_s, options.reload_old, settings.policy.undo_durable_max) == (2.5, False, 0)
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    settings = build_settings({}, {})
+    assert (settings.device, settings.reload, settings.tls, settings.socket_mode) == ("cpu", True, None, 0o600)
+    assert (settings.options.verify, settings.options.drain) == (Verify.PARENTS, Drain.WAIT)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[owner]\n\ndevise = "cpu"\n', r"toml:3: unknown key 'devise' in \[owner\]; did you mean 'device'\?"),
+        ("[ownr]\nx = 1\n", r"toml:1: unknown section 'ownr'; did you mean 'owner'\?"),
+        ('device = "cpu"\n', r"toml:1: unknown section 'device'"),
+        ("[owner]\nthreads = 0\n", r"toml:2: owner.threads is 0; wanted: a whole number from 1 up"),
+        ("[owner]\nthreads = true\n", "wanted: a whole number"),
+        ('[owner]\nstate = "relative"\n', "an absolute path"),
+        ('[api]\nsocket_mode = "999"\n', "octal"),
+        ("[owner]\ncall_timeout_s = -1\n", "seconds above 0"),
+        ('[transition]\nverify = "some"\n', "one of 'parents', 'groups', 'all'"),
+        ('[transition]\ntarget_roots = "/models"\n', "a list of absolute paths"),
+        ("[owner]\nthreads = \n", "toml"),
+        ("[owner]\nthreads = 1\nthreads = 2\n", "toml"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"transition": {"drain": "deadline"}}, "drain_deadline_s"),
+        ({"transition": {"drain_deadline_s": 1.0}}, "drain_deadline_s"),
+        ({"tls": {"address": "x:1", "certificate": Path("/c"), "key": Path("/k")}}, "tls.client_ca"),
+    ],
+)
+def test_keys_that_do_not_go_together(values: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_settings(values, {})
+
+
+def test_check_config_from_the_command_line(tmp_path: Path) -> None:
+    good = rowlock("serve", "--config", write(tmp_path, GOOD), "--check-config")
+    assert (good.code, "good" in good.out) == (0, True)
+    bad = rowlock("serve", "--config", write(tmp_path, '[owner]\ndevise = "cpu"\n'), "--check-config")
+    assert bad.code == 2
+    assert "did you mean 'device'" in bad.err
+    unknown = rowlock("serve", "--device", "tpu:0", "--state", tmp_path / "s", ROWLOCK_RUNTIME_DIR=str(tmp_path))
+    assert unknown.code == 3
+    assert "no binding for device 'tpu:0'" in unknown.err
+
+
+def test_doctor_says_what_is_there(tmp_path: Path) -> None:
+    found = rowlock("doctor", "--state", tmp_path / "state", "--json", ROWLOCK_RUNTIME_DIR=str(tmp_path))
+    assert found.code == 0
+    assert {item["name"] for item in found.json["findings"]} >= {
+        "python",
+        "torch",
+        "device",
+        "lock",
+        "state",
+        "journal",
+    }
+    assert not (tmp_path / "state").exists()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "journal.sqlite").write_bytes(b"not a database" * 100)
+    bad = rowlock("doctor", "--state", tmp_path / "state", ROWLOCK_RUNTIME_DIR=str(tmp_path))
+    assert bad.code == 3
+    assert "BAD  journal" in bad.out
