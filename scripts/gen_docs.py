@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from rowlock.cli.client import OUTCOME_EXIT
+from rowlock.cli.contract import OPERATIONS, shape_of
 from rowlock.daemon.config import SCHEMA
 from rowlock.daemon.owner.states import OWNER_TABLE, TERMINAL, TRANSITION_TABLE
 from rowlock.v1 import owner_pb2
@@ -92,7 +94,32 @@ def configuration() -> str:
     return NOTE + "\n".join(lines)
 
 
-PAGES = {"states.md": states, "errors.md": errors, "configuration.md": configuration}
+def json_forms() -> str:
+    lines = [
+        "# JSON",
+        "",
+        "What `--json` prints on stdout: one document, or JSON Lines for `transition`, `rollback`, `unload` and",
+        "`generate`. Every field is always there; numbers are numbers; an absent message or an unset enum is `null`;",
+        'times are seconds since the epoch. An error is `{"error": {"message", "reason", "hint"}}`, with the reason from',
+        "[errors.md](errors.md) and the exit code of the process.",
+        "",
+        "Five forms are pinned by a test; fields may be added to them, and are never taken away or changed.",
+        "",
+        "| operation | printed by |",
+        "|---|---|",
+        "| describe | `rowlock describe --json` |",
+        "| identity | `rowlock status --json`, its `identity`; `rowlock manifest DIR --json` |",
+        "| plan | `rowlock plan --target DIR --json` |",
+        "| apply | `record` of the last line of `rowlock transition`, `rollback`, `unload`; `rowlock history ID --json` |",
+        "| generate | each line of `rowlock generate --json` |",
+        "",
+    ]
+    for name, message in OPERATIONS.items():
+        lines += [f"## {name}", "", "```json", json.dumps(shape_of(message.DESCRIPTOR), indent=2), "```", ""]
+    return NOTE + "\n".join(lines)
+
+
+PAGES = {"states.md": states, "errors.md": errors, "configuration.md": configuration, "json.md": json_forms}
 
 
 def main() -> None:

@@ -1,0 +1,57 @@
+"""For every tensor of a checkpoint: one row changed by B2 gives logits bit-equal to a fresh load of the target.
+
+    python benchmarks/every_tensor.py --checkpoint DIR
+
+The fresh load is a second owner that loads the target from its files. Then each change is
+rolled back, and the logits are bit-equal to those from before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from model.test_every_tensor import logits
+from support.checkpoints import change_rows
+from support.owners import running_owner
+
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.plan import Require
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    options = parser.parse_args()
+    base, start, wrong = options.checkpoint.resolve(), time.monotonic(), []
+    with Checkpoint.open(base) as checkpoint:
+        tensors = checkpoint.own_tensors
+    with tempfile.TemporaryDirectory(prefix="rowlock-every-") as name, running_owner(Path(name) / "s", base) as owner:
+        before = logits(owner)
+        for number, (tensor, info) in enumerate(tensors.items(), start=1):
+            row = 99 if "embed" in tensor else info.rows // 2
+            target = change_rows(base, Path(name) / "target", tensor, [row], negate)
+            published = owner.transition(target, Require.B2).state == "PUBLISHED"
+            after = logits(owner)
+            with running_owner(Path(name) / f"fresh{number}", target) as fresh:
+                equal = torch.equal(after, logits(fresh))
+            rolled_back = owner.rollback().state == "PUBLISHED" and torch.equal(logits(owner), before)
+            if not (published and equal and rolled_back):
+                wrong.append(tensor)
+            for path in target.iterdir():
+                path.unlink()
+            target.rmdir()
+            print(f"{number}/{len(tensors)} {tensor}: {'equal' if equal else 'DIFFERS'}", flush=True)
+    print(f"{len(tensors)} tensors, {len(wrong)} wrong, {time.monotonic() - start:.0f} s")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Right after every update: for each tensor of a model, one changed row by B2 is as good as a fresh load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints import TINY, change_rows, negate, random_tensors
+from support.owners import OwnerHarness, running_owner
+
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.plan import Require
+
+TOKENS = torch.tensor([1, 50, 99, 7, 200, 3, 3, 128])
+TIED = sorted(info.name for info in random_tensors(TINY, 0))
+
+
+def logits(owner: OwnerHarness) -> torch.Tensor:
+    """Bits of all logits ``[T, vocab]``, computed by the resident programs."""
+    decoder = owner.core.resident.runtime._inner._decoder
+    result = decoder.forward(TOKENS, decoder.new_cache(len(TOKENS)), last_only=False)
+    return result.view(torch.int16).clone()
+
+
+@pytest.fixture(scope="module")
+def resident(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnerHarness]:
+    with running_owner(tmp_path_factory.mktemp("owner") / "state", tiny) as owner:
+        yield owner
+
+
+@pytest.mark.parametrize("tensor", TIED)
+def test_one_row_by_b2_equals_a_fresh_load(resident: OwnerHarness, tiny: Path, tmp_path: Path, tensor: str) -> None:
+    before = logits(resident)
+    with Checkpoint.open(tiny) as checkpoint:
+        row = checkpoint.tensors[tensor].rows // 2
+    if tensor == "model.embed_tokens.weight":
+        row = 99  # a token of the prompt
+    target = change_rows(tiny, tmp_path / "target", tensor, [row], negate)
+    record = resident.transition(target, Require.B2)
+    assert (record.state, record.rows_written) == ("PUBLISHED", 1)
+    after = logits(resident)
+    with running_owner(tmp_path / "fresh", target) as fresh:
+        assert torch.equal(after, logits(fresh)), "a B2 is not what a fresh load is"
+    assert not torch.equal(after, before), "the change reaches the logits"
+    assert resident.rollback().state == "PUBLISHED"
+    assert torch.equal(logits(resident), before), "a rollback is not what was before"
+    assert resident.verify().ok
+
+
+def test_a_few_tensors_of_the_real_model(real_model: Path, tmp_path: Path) -> None:
+    """The same on real weights; `benchmarks/every_tensor.py` does all of them."""
+    with running_owner(tmp_path / "state", real_model) as owner:
+        before = logits(owner)
+        for index, tensor in enumerate(
+            (
+                "model.embed_tokens.weight",
+                "model.layers.29.self_attn.v_proj.weight",
+                "model.layers.3.mlp.up_proj.weight",
+            )
+        ):
+            row = 99 if "embed" in tensor else 5
+            target = change_rows(real_model, tmp_path / f"target{index}", tensor, [row], negate)
+            assert owner.transition(target, Require.B2).rows_written == 1
+            after = logits(owner)
+            with running_owner(tmp_path / f"fresh{index}", target) as fresh:
+                assert torch.equal(after, logits(fresh))
+            assert not torch.equal(after, before)
+            assert owner.rollback().state == "PUBLISHED"
+            assert torch.equal(logits(owner), before)
