@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from model.test_every_tensor import logits
-from support.checkpoints import change_rows
+from support.checkpoints import change_rows, negate
 from support.owners import running_owner
 
 from rowlock.bindings.checkpoint.directory import Checkpoint

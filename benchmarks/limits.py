@@ -12,6 +12,16 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+USUAL_MIN = {
+    "read": 2.0,
+    "read_fresh": 1.5,
+    "copy": 5.0,
+    "copy_fresh": 1.5,
+    "blake3": 2.5,
+    "compare": 4.0,
+    "durable": 0.1,
+}
+"""GB/s below which a machine of this kind is not itself: a run that finds less says nothing about anything."""
 REPEATS = 5
 CHUNK = 4 << 20
 
@@ -63,6 +73,11 @@ def measure_limits(path: Path, threads: int) -> dict[str, float]:
             "compare": compare,
         }
         return {name: round(size / 1e9 / _median_seconds(job), 2) for name, job in jobs.items()}
+
+
+def too_slow(limits: dict[str, float]) -> list[str]:
+    """The limits that are far below the usual range."""
+    return [name for name, value in limits.items() if value < USUAL_MIN[name]]
 
 
 def measure_durable(directory: Path, nbytes: int = 64 << 20) -> float:

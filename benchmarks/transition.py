@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from limits import measure_durable, measure_limits
+from limits import measure_durable, measure_limits, too_slow
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -35,6 +35,7 @@ from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.cli.demo_targets import exchanged
 from rowlock.v1 import inference_pb2, owner_pb2
 
+Arm = Callable[[Path], dict[str, float]]
 PROMPT = "The capital of France is"
 
 
@@ -56,11 +57,20 @@ class Rowlock:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def to(self, target: Path, require: owner_pb2.Require.ValueType) -> dict[str, float]:
+    def to(
+        self,
+        target: Path,
+        require: owner_pb2.Require.ValueType,
+        verify: owner_pb2.VerifyMode.ValueType = owner_pb2.VERIFY_MODE_PARENTS,
+    ) -> dict[str, float]:
         owner, start = self._client.owner, time.perf_counter()
-        plan = self._client.call(owner.Plan, owner_pb2.PlanRequest(target=str(target), require=require)).plan
+        options = owner_pb2.TransitionOptions(verify=verify)
+        asked = owner_pb2.PlanRequest(target=str(target), require=require, options=options)
+        plan = self._client.call(owner.Plan, asked).plan
         planned = time.perf_counter()
-        request = owner_pb2.TransitionRequest(target=str(target), require=require, plan_digest=plan.digest)
+        request = owner_pb2.TransitionRequest(
+            target=str(target), require=require, plan_digest=plan.digest, options=options
+        )
         *_, last = self._client.stream(owner.Transition, request)
         record = last.event.record
         assert last.event.state == owner_pb2.TRANSITION_STATE_PUBLISHED, record.message
@@ -98,9 +108,7 @@ class Transformers:
         return {"first_token_ms": (time.perf_counter() - start) * 1000}
 
 
-def alternate(
-    arms: dict[str, Callable[[Path], dict[str, float]]], targets: list[Path], runs: int
-) -> dict[str, list[dict[str, float]]]:
+def alternate(arms: dict[str, Arm], targets: list[Path], runs: int) -> dict[str, list[dict[str, float]]]:
     """One excluded smoke round, then ``runs`` rounds; the order of the arms turns with the round."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     names = list(arms)
@@ -128,11 +136,33 @@ def summarise(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str,
     return {name: {key: summary([run[key] for run in runs]) for key in runs[0]} for name, runs in results.items()}
 
 
+def against_floors(
+    figures: dict[str, dict[str, dict[str, float]]], limits: dict[str, float], nbytes: int, *, every: bool
+) -> dict[str, float]:
+    """How far whole-model transitions are from the sum of what they cannot do without."""
+
+    def ms(limit: str, times: float = 1) -> float:
+        return times * nbytes / 1e6 / limits[limit]
+
+    ratios = {}
+    if every:
+        pause = ms("copy", 2) + ms("compare")
+        floor = ms("read_fresh") + ms("blake3", 2) + ms("copy_fresh") + pause
+        if figures["B2"].get("undo_file_ms", {"median": 0.0})["median"]:
+            floor += ms("durable")
+        ratios["B2 total"] = round(figures["B2"]["transition_ms"]["median"] / floor, 2)
+        ratios["B2 exclusive"] = round(figures["B2"]["exclusive_ms"]["median"] / pause, 2)
+    if "B1" in figures:
+        floor = ms("read_fresh") + ms("blake3") + ms("copy_fresh")
+        ratios["B1 total"] = round(figures["B1"]["transition_ms"]["median"] / floor, 2)
+    return ratios
+
+
 def spread(figure: dict[str, float]) -> str:
     return f"{figure['median']:.1f} ({figure['q1']:.1f} to {figure['q3']:.1f})"
 
 
-def show(case: str, arms: dict[str, dict[str, dict[str, float]]]) -> None:
+def show(case: str, arms: dict[str, dict[str, dict[str, float]]], floors: dict[str, float]) -> None:
     print(f"\n{case}")
     print(f"  {'arm':<14}{'plan to first token, ms':>28}{'exclusive, ms':>22}{'written':>14}{'read back':>14}")
     for name, figures in arms.items():
@@ -143,9 +173,12 @@ def show(case: str, arms: dict[str, dict[str, dict[str, float]]]) -> None:
         print(line)
     base = arms["B2"]["first_token_ms"]["median"]
     ratios = {name: arms[name]["first_token_ms"]["median"] / base for name in arms if name != "B2"}
-    print("  B2 : " + " : ".join(ratios) + " = 1 : " + " : ".join(f"{ratio:.2f}" for ratio in ratios.values()))
+    if ratios:
+        print("  B2 : " + " : ".join(ratios) + " = 1 : " + " : ".join(f"{ratio:.2f}" for ratio in ratios.values()))
     phases = [key for key in arms["B2"] if key.endswith("_ms") and key not in {"first_token_ms", "transition_ms"}]
     print("  B2 phases, ms: " + ", ".join(f"{key[:-3]} {arms['B2'][key]['median']:.1f}" for key in phases))
+    if floors:
+        print("  times the sum of the floors: " + ", ".join(f"{key} {value:.2f}" for key, value in floors.items()))
 
 
 def main() -> None:
@@ -159,32 +192,47 @@ def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="rowlock-bench-") as name:
-        work = Path(name)
-        base = options.checkpoint.resolve()
-        cases = {
-            "two rows": exchanged(base, work / "rows", "ĠParis", "ĠRome"),
-            "every row": every_row(base, work / "every"),
-        }
-        weights = base / "model.safetensors"
-        limits = {**measure_limits(weights, options.threads), "durable": measure_durable(work)}
-        document: dict[str, Any] = {"threads": options.threads, "limits_gb_s": limits, "cases": {}}
-        print("limits, GB/s: " + ", ".join(f"{key} {value}" for key, value in limits.items()))
-        arguments = ["--checkpoint", str(base), "--threads", str(options.threads)]
-        with DaemonProcess(work / "state", arguments) as daemon:
-            rowlock, other = Rowlock(daemon.client), Transformers(AutoTokenizer.from_pretrained(base))
-            arms: dict[str, Callable[[Path], dict[str, float]]] = {
-                "B2": lambda target: rowlock.to(target, owner_pb2.REQUIRE_B2),
-                "B1": lambda target: rowlock.to(target, owner_pb2.REQUIRE_B1),
-                "transformers": other.to,
-            }
-            for case, target in cases.items():
-                results = alternate(arms, [base, target], options.runs)
-                figures = summarise(results)
-                document["cases"][case] = {"summary": figures, "runs": results}
-                show(case, figures)
-                rowlock.to(base, owner_pb2.REQUIRE_B1)
+        document = run(Path(name), options.checkpoint.resolve(), options.threads, options.runs)
     if options.json:
         options.json.write_text(json.dumps(document, indent=2) + "\n")
+    if document["too_slow"]:
+        raise SystemExit(f"this machine is far below its usual range: {', '.join(document['too_slow'])}")
+
+
+def run(work: Path, base: Path, threads: int, runs: int) -> dict[str, Any]:
+    rows, every = exchanged(base, work / "rows", "ĠParis", "ĠRome"), every_row(base, work / "every")
+    weights = base / "model.safetensors"
+    limits = {**measure_limits(weights, threads), "durable": measure_durable(work)}
+    document: dict[str, Any] = {"threads": threads, "limits_gb_s": limits, "too_slow": too_slow(limits), "cases": {}}
+    print("limits, GB/s: " + ", ".join(f"{key} {value}" for key, value in limits.items()))
+    b1, b2 = owner_pb2.REQUIRE_B1, owner_pb2.REQUIRE_B2
+    other = Transformers(AutoTokenizer.from_pretrained(base))
+
+    def case(name: str, arms: dict[str, Arm], targets: list[Path]) -> None:
+        results = alternate(arms, targets, runs)
+        figures = summarise(results)
+        ratios = against_floors(figures, limits, weights.stat().st_size, every=targets[1] == every)
+        document["cases"][name] = {"summary": figures, "runs": results, "against_floors": ratios}
+        show(name, figures, ratios)
+
+    arguments = ["--checkpoint", str(base), "--threads", str(threads)]
+    with DaemonProcess(work / "state", arguments) as daemon:
+        owner = Rowlock(daemon.client)
+        arms: dict[str, Arm] = {
+            "B2": lambda target: owner.to(target, b2),
+            "B1": lambda target: owner.to(target, b1),
+            "transformers": other.to,
+        }
+        groups: Arm = lambda target: owner.to(target, b2, owner_pb2.VERIFY_MODE_GROUPS)  # noqa: E731
+        case("two rows", {**arms, "B2 groups": groups}, [base, rows])
+        owner.to(base, b1)
+        case("every row, undo in memory", arms, [base, every])
+    config = work / "durable.toml"
+    config.write_text("[transition]\nundo_durable_max = 100_000_000_000\n")
+    with DaemonProcess(work / "state2", [*arguments, "--config", str(config)]) as daemon:
+        durable = Rowlock(daemon.client)
+        case("every row, undo durable", {"B2": lambda target: durable.to(target, b2)}, [base, every])
+    return document
 
 
 if __name__ == "__main__":

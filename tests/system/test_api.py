@@ -290,3 +290,14 @@ def test_a_client_that_disappears_in_any_phase(daemon: DaemonProcess, target: Pa
     events = [item.event for item in daemon.client.stream(daemon.client.owner.WatchTransition, request)]
     assert states(events)[-1] == "PUBLISHED"
     assert answer(daemon)[1] == events[-1].record.to.digest
+
+
+def test_the_readmes_client_example_runs(daemon: DaemonProcess, target: Path) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    code = readme.split("```python\n")[1].split("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    code = code.replace("unix:/run/rowlock/cpu.sock", daemon.client.endpoint).replace("/models/new", str(target))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "TRANSITION_STATE_PUBLISHED" in done.stdout
+    assert owner(daemon).generation == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import stat
 import subprocess
@@ -18,7 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
-from support.checkpoints import EMBED, TINY, change_rows, copy, negate
+from support.checkpoints import EMBED, change_rows, copy, negate
 from support.commands import rowlock
 from support.daemons import answer, owner, refused, states, transition
 
@@ -89,39 +88,6 @@ def test_describe_names_allocations_and_counts(daemon: DaemonProcess, target: Pa
     assert record.counters.bytes_written == 256
     assert (after.readback, after.execution, after.binding) == ("storage", "native", "cpu")
     assert after.test_options, "a fault file is not hidden"
-
-
-@pytest.mark.parametrize(
-    ("make", "reason", "says"),
-    [
-        (lambda _tiny, path: path, Reason.TARGET_NOT_FOUND, "no such directory"),
-        (lambda tiny, path: _damaged(tiny, path, 100), Reason.TARGET_INVALID, "truncated"),
-        (lambda tiny, path: _configured(tiny, path, hidden_act="relu"), Reason.TARGET_INVALID, "hidden_act"),
-        (lambda tiny, path: (copy(tiny, path) / "tokenizer.json").unlink(), Reason.TARGET_INVALID, "tokenizer.json"),
-    ],
-)
-def test_a_bad_target_is_refused_with_file_and_reason(  # type: ignore[no-untyped-def]
-    daemon: DaemonProcess, tiny: Path, tmp_path: Path, make, reason: Reason, says: str
-) -> None:
-    before, target = answer(daemon), tmp_path / "bad"
-    make(tiny, target)
-    error = refused(daemon, target=str(target))
-    assert error.reason == reason
-    assert says in str(error)
-    assert str(target) in str(error)
-    assert error.hint
-    assert answer(daemon) == before
-
-
-def _damaged(tiny: Path, path: Path, cut: int) -> None:
-    copy(tiny, path)
-    size = (path / "model.safetensors").stat().st_size
-    os.truncate(path / "model.safetensors", size - cut)
-
-
-def _configured(tiny: Path, path: Path, **changes: object) -> None:
-    copy(tiny, path)
-    (path / "config.json").write_text(json.dumps({**TINY, **changes}))
 
 
 def test_preconditions(daemon: DaemonProcess, target: Path) -> None:
