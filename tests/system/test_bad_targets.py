@@ -157,7 +157,8 @@ CASES: dict[str, tuple[Make, str, str]] = {
     "tied pair differs": (weights(tied_differs), "TARGET_INVALID", "lm_head.weight"),
     "new NaN rows": (nan_rows, "NONFINITE", "64 values"),
     "unknown architecture": (config(model_type="mamba"), "TARGET_INVALID", "model_type"),
-    "no tokenizer": (lambda tiny, path: (copy(tiny, path) / "tokenizer.json").unlink(), "TARGET_INVALID", "tokenizer.json"),
+    "no tokenizer": (
+        lambda tiny, path: (copy(tiny, path) / "tokenizer.json").unlink(), "TARGET_INVALID", "tokenizer.json"),
     "unknown activation": (config(hidden_act="relu"), "TARGET_INVALID", "hidden_act"),
     "not a directory": (lambda tiny, path: path.write_text("x"), "TARGET_NOT_FOUND", "no such directory"),
 }  # fmt: skip
