@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -47,4 +48,6 @@ class PacedExecutor(ThreadPoolExecutor):
 
 def _give_way() -> None:
     """Lower this thread's priority: a Linux thread has its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):  # then it runs as it is
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), BACKGROUND_NICE))

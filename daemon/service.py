@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final
@@ -53,6 +54,9 @@ def run(settings: Settings) -> None:
     """
     configure_logs()
     asyncio.run(_run(settings))
+    sys.stderr.flush()
+    # everything is closed; a thread that hangs in a file system must not keep the process alive
+    os._exit(0)
 
 
 async def _run(settings: Settings) -> None:
@@ -63,9 +67,7 @@ async def _run(settings: Settings) -> None:
         closing.callback(DeviceLock(settings.device).release)
         clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)
-        planners = ThreadPoolExecutor(PLANNERS, "rowlock-planner")
-        # threads that hang in a file system must not keep the process from ending
-        closing.callback(planners.shutdown, wait=False, cancel_futures=True)
+        planners = _pool(closing, ThreadPoolExecutor(PLANNERS, "rowlock-planner"))
         server = ApiServer(owner, settings, planners, stop.set)
         await server.start()
         log.info("daemon.listening", socket=str(settings.socket), device=settings.device, pid=os.getpid())
@@ -122,16 +124,23 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     if binding.facts.test_options:
         log.warning("daemon.test_options", options=binding.facts.test_options)
     clock = SystemClock()
-    workers = closing.enter_context(ThreadPoolExecutor(WORKERS, "rowlock-worker"))
+    workers = _pool(closing, ThreadPoolExecutor(WORKERS, "rowlock-worker"))
     scheduler = Scheduler(clock.monotonic)
-    hashers = closing.enter_context(PacedExecutor(settings.threads, lambda: scheduler.active > 0))
-    comparers = closing.enter_context(ThreadPoolExecutor(settings.threads, "rowlock-comparer"))
+    hashers = _pool(closing, PacedExecutor(settings.threads, lambda: scheduler.active > 0))
+    comparers = _pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer"))
     context = Context(clock, random_id, workers, hashers, comparers, log.info)
     stores = Stores.under(settings.state, OsFiles())
+    stores.clear_unfinished()
     roots = settings.target_roots
     loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info)
     planner = Planner(loader, stores, journal, settings.policy)
     return Owner(context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s)
+
+
+def _pool(closing: ExitStack, executor: ThreadPoolExecutor) -> ThreadPoolExecutor:
+    """A pool that is told to end, and not waited for: its threads may hang in a file system."""
+    closing.callback(executor.shutdown, wait=False, cancel_futures=True)
+    return executor
 
 
 async def _watch_readiness(owner: Owner, server: ApiServer, changed: asyncio.Event, log: Log) -> None:

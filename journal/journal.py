@@ -228,9 +228,14 @@ class Journal:
             OSError: there is not enough space.
 
         """
-        if not self._ballast.exists():
+        if self._ballast.exists() and self._ballast.stat().st_size == BALLAST_BYTES:
+            return
+        try:
             with open(self._ballast, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, BALLAST_BYTES)
+        except OSError:
+            self.drop_ballast()
+            raise
 
     def drop_ballast(self) -> None:
         self._ballast.unlink(missing_ok=True)

@@ -11,7 +11,9 @@ from blake3 import blake3
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.manifest import Manifest, ManifestError
+from rowlock.bindings.checkpoint.stamps import FileStamp
 
+MANIFEST_BYTES_MAX: Final = 1024**3
 LOCAL_NAME: Final = Path(".rowlock") / "manifest.safetensors"
 """Where `rowlock manifest` leaves a manifest inside a checkpoint directory."""
 
@@ -33,10 +35,13 @@ class ManifestCache:
 
     def find(self, checkpoint: Checkpoint) -> Manifest | None:
         """The manifest of exactly these files and exactly these tensors, or None."""
-        for path in (self._path(checkpoint), checkpoint.directory / LOCAL_NAME):
+        path = self._path(checkpoint.directory)
+        for data in (_read(path), checkpoint.read_local(str(LOCAL_NAME), MANIFEST_BYTES_MAX)):
+            if data is None:
+                continue
             try:
-                manifest, stamps = Manifest.parse(path, path.read_bytes())
-            except (OSError, ManifestError):
+                manifest, stamps = Manifest.parse(path, data)
+            except ManifestError:
                 continue
             infos = {name: tensor.info for name, tensor in manifest.tensors.items()}
             if stamps == checkpoint.stamps and infos == checkpoint.own_tensors:
@@ -44,8 +49,24 @@ class ManifestCache:
         return None
 
     def store(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
-        self.write(self._path(checkpoint), manifest.serialise(checkpoint.stamps))
+        self.write(self._path(checkpoint.directory), manifest.serialise(checkpoint.stamps))
 
-    def _path(self, checkpoint: Checkpoint) -> Path:
-        key = blake3(str(checkpoint.directory).encode()).hexdigest()[:32]
+    def stamps(self, directory: Path, root: str) -> dict[str, FileStamp]:
+        """The stamps of the files in a directory when they had this weights root; empty if that is not known."""
+        path = self._path(directory)
+        try:
+            manifest, stamps = Manifest.parse(path, path.read_bytes())
+        except (OSError, ManifestError):
+            return {}
+        return stamps if manifest.root == root else {}
+
+    def _path(self, directory: Path) -> Path:
+        key = blake3(str(directory).encode()).hexdigest()[:32]
         return self.directory / f"{key}.safetensors"
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

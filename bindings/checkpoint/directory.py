@@ -39,6 +39,8 @@ class Checkpoint:
 
     def __init__(self, folder: Folder) -> None:
         self._closing = ExitStack()
+        self._folder = folder
+        self._closing.callback(folder.close)
         self._files: dict[str, OpenFile] = {}
         try:
             self.directory = folder.path
@@ -61,11 +63,7 @@ class Checkpoint:
             CheckpointError: naming the file and the field.
 
         """
-        folder = Folder(directory, roots)
-        try:
-            return cls(folder)
-        finally:
-            folder.close()
+        return cls(Folder(directory, roots))
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -92,6 +90,19 @@ class Checkpoint:
         extent = self.extents[tensor]
         assert 0 <= offset <= extent.tensor.nbytes - out.nbytes
         self._files[extent.path.name].read_into(extent.offset + offset, out.data)
+
+    def read_local(self, name: str, limit: int) -> bytes | None:
+        """A further file of the directory, as strictly opened as the others; None if it cannot be had."""
+        try:
+            file = self._folder.open(name)
+            if file is None:
+                return None
+            try:
+                return file.read(limit)
+            finally:
+                file.close()
+        except CheckpointError:
+            return None
 
     def check_unchanged(self) -> None:
         """Raise CHANGED when a weight file was written to since it was opened."""

@@ -130,7 +130,7 @@ class Folder:
     def _check_place(self, path: Path, descriptor: int) -> str:
         """Where an open file really is; refused if that is outside the roots."""
         real = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-        if self._roots and not any(real == root or real.startswith(root + "/") for root in self._roots):
+        if self._roots and not any(real == root or real.startswith(root.rstrip("/") + "/") for root in self._roots):
             raise CheckpointError(
                 CheckpointFault.OUTSIDE,
                 path,

@@ -235,7 +235,9 @@ class OwnerService(owner_pb2_grpc.OwnerServiceServicer):
                 Reason.VERIFY_MISMATCH,
                 f"weights: the rows lead to root {target.model.identity.weights[:12]}, not {header.weights[:12]}",
             )
-        plan = self._owner.planner.plan(resident, target, Require.B2, options)
+        plan = await asyncio.wrap_future(
+            self._planners.submit(self._owner.planner.plan, resident, target, Require.B2, options)
+        )
         return Admission("push", plan, target, options, etag=header.etag)
 
     async def _begin(self, kind: str, request: Any, admission: Any) -> Events:

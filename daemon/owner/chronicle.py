@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -57,20 +58,22 @@ class Chronicle:
         self._notify(record.id)
 
     def stage(self, message: str, **changes: Any) -> None:
-        self._enter(TransitionEvent.STAGED, changes)
-        self._journal.move(self.record.id, self.record.to_json(), self._event(self.state, message))
+        with self._undone_on_error():
+            self._enter(TransitionEvent.STAGED, changes)
+            self._journal.move(self.record.id, self.record.to_json(), self._event(self.state, message))
         self._notify(self.record.id)
 
     def journal_intent(self, message: str, ranges: Sequence[RowRange]) -> None:
         """Take a generation and make the intent durable: the last step before device writes."""
-        self._enter(TransitionEvent.JOURNALED, {"write_runs": len(ranges)})
         writes = json.dumps([list(vars(item).values()) for item in ranges])
 
         def record_of(generation: int) -> str:
             self.record = replace(self.record, generation=generation)
             return self.record.to_json()
 
-        self._journal.mark_journaled(self.record.id, self._event(self.state, message), record_of, writes)
+        with self._undone_on_error():
+            self._enter(TransitionEvent.JOURNALED, {"write_runs": len(ranges)})
+            self._journal.mark_journaled(self.record.id, self._event(self.state, message), record_of, writes)
         self._notify(self.record.id)
 
     def note(self, event: TransitionEvent, message: str) -> None:
@@ -128,6 +131,16 @@ class Chronicle:
             return self._journal.settle(self.record.id)
         except JournalError as error:
             raise CommitUnknownError(f"{unknown}; it could not be settled: {error}") from error
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Be where one was before, when the journal did not take the step."""
+        record, state = self.record, self.state
+        try:
+            yield
+        except JournalError:
+            self._go_back(record, state)
+            raise
 
     def _go_back(self, record: TransitionRecord, state: TransitionState) -> None:
         self.record, self.state = record, state

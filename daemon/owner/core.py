@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from rowlock.bindings.device import Binding, DeviceError, Runtime
+from rowlock.bindings.device import Binding, Runtime
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.resident import Resident
@@ -89,8 +89,18 @@ class Core:
         """
         try:
             runtime.close()
-        except DeviceError as error:
+        except Exception as error:
             raise CloseFailedError(f"closing the runtime failed: {error}") from error
+
+    def withdraw(self, resident: Resident, cause: OwnerError) -> None:
+        """Serve a model no more whose bytes are not what they should be: fail its requests, close it."""
+        self.scheduler.fail_all(cause)
+        self.resident, self.reason = None, str(cause)
+        self.changed()
+        try:
+            self.close_runtime(resident.runtime)
+        except CloseFailedError as error:
+            self.quarantine(f"{cause}; {error}")
 
     def on_worker(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
         """Run a job beside the owner thread, and go on with its result."""

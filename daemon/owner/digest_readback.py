@@ -73,7 +73,7 @@ def read_digests(
                 if buffer.nbytes < stop - start:
                     buffer = np.empty(stop - start, np.uint8)
                 out = buffer[: stop - start]
-                if serving and (core.resident is not resident or core.writing):
+                if serving and (core.resident is not resident or core.writing or core.quarantined):
                     raise OwnerError(Reason.GENERATION_STALE, "a transition came while the model was being read")
                 memory.read_rows(allocation, placement.first_row + start // info.row_bytes, out)
                 job = hashers.submit(hash_groups, out, info.group_rows * info.row_bytes)

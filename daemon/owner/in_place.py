@@ -18,7 +18,7 @@ from blake3 import blake3
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import Allocation, DeviceError, DeviceMemory
 from rowlock.bindings.plan import Plan, TargetCheck, UndoStore, Verify
-from rowlock.daemon.owner.core import Steps
+from rowlock.daemon.owner.core import CancelledError, Steps
 from rowlock.daemon.owner.digest_readback import drift_of, read_digests
 from rowlock.daemon.owner.images import (
     COMPARE_BYTES,
@@ -256,14 +256,22 @@ class InPlace(Transit):
         return f"left behind: {', '.join(found)}"
 
     def _scrub(self) -> Steps[None]:
-        """After a publish that read only groups back: read the touched parents, while requests go on."""
-        core, resident = self.core, self.core.resident
+        """After a publish that read only groups back: read the touched parents, while requests go on.
+
+        What is not as published is not served: the model is withdrawn.
+        """
+        core, resident, parents = self.core, self.core.resident, self.parents
         assert resident is not None
+        self.before = self.expected = {}
         try:
-            found = yield from read_digests(core, resident, self.parents, serving=True)
+            found = yield from read_digests(core, resident, parents, serving=True)
             drift = drift_of(found, resident.model.manifest)
             result = f"drift: {drift[0][0]} from row {drift[0][1]} on" if drift else "ok"
-        except (OwnerError, DeviceError) as error:
+            if drift:
+                core.withdraw(resident, OwnerError(Reason.DRIFT, f"found after the publish: {result}"))
+        except CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the transition is over; this is recorded
             result = f"ended early: {error}"
         if result != "ok":
             core.context.log("scrub.failed", transition=self.chronicle.record.id, result=result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rowlock.bindings.device import DeviceError, Runtime
+from rowlock.bindings.device import Runtime
 from rowlock.daemon.owner.core import Core
 from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, new_images, whole_parents
 from rowlock.daemon.owner.rebuild import rebuild
@@ -60,7 +60,7 @@ def install(core: Core, target: Target) -> Runtime:
     try:
         upload(core, runtime, images)
         prove_upload(core, runtime, images)
-    except (OwnerError, DeviceError):
+    except Exception:
         core.close_runtime(runtime)
         raise
     return runtime

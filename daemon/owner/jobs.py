@@ -64,10 +64,11 @@ class Jobs:
             self.cancel(job, error)
 
     def _advance(self, job: Job, step: Callable[[], Future[Any] | None]) -> None:
+        before = job.waits_for
         try:
             job.waits_for = step()
         except (StopIteration, CancelledError):
             self._jobs.remove(job)
             return
-        if job.waits_for is not None:
+        if job.waits_for is not None and job.waits_for is not before:
             job.waits_for.add_done_callback(lambda _done: self._wake())

@@ -57,15 +57,16 @@ class Mailbox:
             self._woken = True
             self._condition.notify()
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """Everything that waits; with ``wait``, not before there is something or a wake-up."""
+    def take(self, *, wait: bool) -> Command | None:
+        """The next command; with ``wait``, not before there is one, or a wake-up, or the closing.
+
+        One at a time: what is still here when the thread ends can still be refused.
+        """
         with self._condition:
             if wait:
-                self._condition.wait_for(lambda: self._commands or self._woken or self._closed is not None)
+                self._condition.wait_for(lambda: self._commands or self._woken)
             self._woken = False
-            commands = list(self._commands)
-            self._commands.clear()
-            return commands
+            return self._commands.popleft() if self._commands else None
 
     def close(self, refusal: OwnerError) -> None:
         """Refuse what waits, and all that is still to come."""
@@ -73,6 +74,7 @@ class Mailbox:
             self._closed = refusal
             commands = list(self._commands)
             self._commands.clear()
+            self._woken = True
             self._condition.notify()
         for command in commands:
             command.refuse(refusal)

@@ -74,6 +74,8 @@ def keep_target(core: Core, target: Target) -> None:
     """Make durable what an identity needs besides its checkpoint, before it can be published."""
     core.stores.keep(target.model, target.text.assets)
     if target.overlay and target.overlay not in core.stores.pushed.owners():
+        if not target.pushed:
+            raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"the pushed rows {target.overlay} are not kept any more")
         core.stores.pushed.write(target.overlay, target.pushed)
 
 
@@ -85,17 +87,29 @@ def become_resident(core: Core, runtime: Runtime, target: Target, generation: in
 
 
 def sweep(core: Core) -> None:
-    """Delete the undo files and pushed rows that no offered rollback needs.
+    """Delete what no offered rollback, and no restart, needs: undo files, pushed rows, manifests, assets.
 
     Raises:
         JournalError, OSError: then some are left for the next time.
 
     """
-    kept = {row.transition_id for row in core.journal.undo_owners()[:UNDO_KEPT]}
-    kept |= {row.id for row in core.journal.open_transitions()}
-    for transition in core.stores.undo.owners() - kept:
-        core.stores.undo.release(transition)
-    current = core.journal.current()
-    rows = core.journal.generations()[: UNDO_KEPT + 1] + ([current] if current else [])
-    for overlay in core.stores.pushed.owners() - {row.overlay for row in rows}:
-        core.stores.pushed.release(overlay)
+    journal, stores = core.journal, core.stores
+    kept = _kept_generations(journal.generations(), journal.current())
+    undos = {row.transition_id for row in journal.undo_owners()[:UNDO_KEPT]}
+    undos |= {row.id for row in journal.open_transitions()}
+    for transition in stores.undo.owners() - undos:
+        stores.undo.release(transition)
+    for overlay in stores.pushed.owners() - {row.overlay for row in kept}:
+        stores.pushed.release(overlay)
+    stores.sweep({row.weights for row in kept}, {row.assets for row in kept})
+
+
+def _kept_generations(rows: list[GenerationRow], current: GenerationRow | None) -> list[GenerationRow]:
+    """The newest generations, back to the one before the last undo that is kept; and the current one."""
+    kept, undos = [current] if current else [], 0
+    for row in rows:
+        kept.append(row)
+        undos += row.undo == UndoStore.DURABLE
+        if undos > UNDO_KEPT:
+            break
+    return kept

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rowlock.bindings.device import Binding
 from rowlock.bindings.plan import Level, Plan, Require
@@ -22,7 +22,7 @@ from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.outcome import conclude
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.pushing import PushedRows, target_of_push
-from rowlock.daemon.owner.record import Stopwatch
+from rowlock.daemon.owner.record import Stopwatch, TransitionRecord
 from rowlock.daemon.owner.recovery import recover
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.scheduler import Scheduler
@@ -35,6 +35,8 @@ from rowlock.daemon.owner.view import OwnerView
 from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
 from rowlock.journal.journal import Journal, JournalError
 from rowlock.v1.errors import OwnerError, Reason
+
+STOP_LOOK_S: Final = 0.2
 
 
 @dataclass
@@ -194,13 +196,13 @@ class Owner:
     def stop(self) -> None:
         """End: requests are failed, a transition is cancelled before its first write, else finished."""
         self._mailbox.close(OwnerError(Reason.STOPPING, "the daemon is stopping"))
-        if not self._watchdog_expired:
-            self._thread.join()
+        while self._thread.is_alive() and not self._watchdog.expired:
+            self._thread.join(STOP_LOOK_S)
         self._watchdog.close()
 
     def is_live(self, transition: str) -> bool:
         """Whether the transition still has events to come from this process."""
-        return self.view.transition == transition and not self._watchdog_expired
+        return self.view.transition == transition and not self._watchdog.expired
 
     def _ask(self, action: Callable[[Future[Any]], None], refused: Callable[[], None] = lambda: None) -> Future[Any]:
         promise = self._promises.new()
@@ -214,11 +216,8 @@ class Owner:
 
     # The watchdog's thread.
 
-    _watchdog_expired = False
-
     def _abandon(self, problem: str) -> None:
         """A device call does not come back: quarantine without touching the device."""
-        self._watchdog_expired = True
         self._context.log("watchdog.expired", problem=problem)
         self._core.quarantine(problem)
         error = OwnerError(Reason.QUARANTINED, problem)
@@ -232,10 +231,11 @@ class Owner:
 
     def _run(self) -> None:
         try:
-            while not (self._mailbox.closed and not self._jobs):
+            while not self._mailbox.closed:
                 self._turn()
-                if self._mailbox.closed:
-                    self._give_up("the daemon is stopping")
+            self._give_up("the daemon is stopping")
+            while self._jobs:
+                self._turn()
         except AbandonedError:
             return  # the watchdog has told everybody
         except BaseException as error:  # noqa: BLE001 - the thread's edge: nothing may be served after it
@@ -249,9 +249,14 @@ class Owner:
         core = self._core
         resident = None if core.quarantined else core.resident
         idle = not core.scheduler.runnable(resident) and not self._jobs.ready
-        for command in self._mailbox.take(wait=idle):
+        command = self._mailbox.take(wait=idle)
+        while command is not None:
             command.action()
-        core.scheduler.step(None if core.quarantined else core.resident)
+            command = self._mailbox.take(wait=False)
+        if core.quarantined:
+            core.scheduler.fail_all(OwnerError(Reason.QUARANTINED, core.quarantined))
+        else:
+            core.scheduler.step(core.resident)
         self._jobs.step()
         self._swap_view()
 
@@ -264,7 +269,7 @@ class Owner:
         self._jobs.cancel_all(CancelledError(reason))
 
     def _end(self) -> None:
-        if self._watchdog_expired:
+        if self._watchdog.expired:
             return
         error = OwnerError(Reason.STOPPING, "the daemon is stopping")
         if self._core.quarantined:
@@ -366,7 +371,7 @@ class Owner:
         watch = Stopwatch(self._context.clock)
         try:
             try:
-                yield from core.on_worker(chronicle.open, admission.request_digest)
+                yield from core.on_worker(self._open_transition, chronicle, admission.request_digest)
             except (JournalError, CancelledError) as error:
                 admission.close()
                 self._end_unopened(chronicle, started, error)
@@ -374,7 +379,7 @@ class Owner:
             self._promises.keep(started, record.id)
             if admission.plan is not None and admission.plan.level is Level.NOOP:
                 admission.close()
-                yield from core.on_worker(self._end_noop, chronicle, admission.plan, watch)
+                yield from self._end_noop(chronicle, admission.plan, watch)
             else:
                 yield from new_transit(core, admission, chronicle, watch).run()
         finally:
@@ -386,18 +391,35 @@ class Owner:
 
     def _end_unopened(self, chronicle: Chronicle, started: Future[str], error: Exception) -> None:
         """Refuse what could not be made durable; should the row be there after all, end it."""
-        if isinstance(error, JournalError):
-            self._promises.fail(started, OwnerError(Reason.JOURNAL_FAILED, str(error)))
-            return
-        if self.journal.find(chronicle.record.id) is not None:
-            conclude(self._core, chronicle, TransitionEvent.CANCELLED, "nothing was written", error)
-        self._promises.fail(started, OwnerError(Reason.STOPPING, str(error)))
-
-    def _end_noop(self, chronicle: Chronicle, plan: Plan, watch: Stopwatch) -> None:
+        cancelled = isinstance(error, CancelledError)
+        reason = Reason.STOPPING if cancelled else Reason.JOURNAL_FAILED
+        self._promises.fail(started, OwnerError(reason, str(error)))
         try:
-            chronicle.end(TransitionEvent.NOTHING_TO_DO, plan.why, total_ms=watch.total_ms)
+            there = self.journal.find(chronicle.record.id) is not None
+        except JournalError:
+            return  # the next admission looks for it again
+        if there:
+            event = TransitionEvent.CANCELLED if cancelled else TransitionEvent.FAILED
+            conclude(self._core, chronicle, event, "nothing was written", error)
+
+    def _open_transition(self, chronicle: Chronicle, request_digest: str) -> None:
+        """Make a transition durable; one whose own opening was never settled is ended first."""
+        cause = OwnerError(Reason.INTERRUPTED, "whether it had been opened could not be found out")
+        for row in self.journal.open_transitions():
+            record = TransitionRecord.from_json(row.record)
+            stray = Chronicle.resumed(self.journal, self._context.clock, record, self.followers.notify)
+            conclude(self._core, stray, TransitionEvent.FAILED, "nothing was written", cause)
+        chronicle.open(request_digest)
+
+    def _end_noop(self, chronicle: Chronicle, plan: Plan, watch: Stopwatch) -> Steps[None]:
+        core = self._core
+        try:
+            yield from core.on_worker(chronicle.end, TransitionEvent.NOTHING_TO_DO, plan.why, total_ms=watch.total_ms)
         except JournalError as error:
-            self._core.quarantine(f"the outcome of {chronicle.record.id} cannot be recorded: {error}")
+            core.quarantine(f"the outcome of {chronicle.record.id} cannot be recorded: {error}")
+        except CancelledError as error:
+            if chronicle.state not in TERMINAL:
+                conclude(core, chronicle, TransitionEvent.CANCELLED, "nothing was written", error)
 
     def _swap_view(self) -> None:
         core, before = self._core, self.view

@@ -110,11 +110,16 @@ class Planner:
                 self.stores, self.loader, identity_of(wanted), Path(wanted.checkpoint), wanted.overlay,
                 wanted.generation,
             )  # fmt: skip
+        try:
+            pushed = self.stores.pushed.read(wanted.overlay) if wanted.overlay else {}
+        except UndoError as error:
+            raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"pushed rows: {error}") from error
         manifest = self.stores.manifest(wanted.weights)
         model = Model(identity_of(wanted), manifest, resident.model.layout, wanted.checkpoint)
         text = kept_text(self.stores, wanted.assets, resident.text.config)
         source = GroupSource({name: tensor.info for name, tensor in manifest.tensors.items()}, groups)
-        return Target(model, resident.config, text, source, {}, whole=False, overlay=wanted.overlay)
+        stamps = self.loader.cache.stamps(Path(wanted.checkpoint), wanted.weights)
+        return Target(model, resident.config, text, source, stamps, whole=False, overlay=wanted.overlay, pushed=pushed)
 
     def _composed_undo(self, current: GenerationRow, wanted: GenerationRow) -> dict[tuple[str, int], memoryview] | None:
         """The groups of every undo between two generations, older ones over newer; None if one was never kept."""

@@ -34,6 +34,7 @@ class Reload(Transit):
     images: Images = field(default_factory=dict)
     runtime: Runtime | None = None
     old_closed: bool = False
+    old: Target | None = None
 
     def prepare(self) -> Steps[None]:
         with self.watch.phase("stage"):
@@ -54,11 +55,19 @@ class Reload(Transit):
         self.chronicle.stage(f"{self.target.model.manifest.nbytes} bytes read and proved")
 
     def _prove_rebuildable(self, old: Resident) -> None:
-        """The resident identity could be loaded again after its runtime is closed. Raises IRREVERSIBLE."""
+        """The resident identity could be loaded again after its runtime is closed. Raises IRREVERSIBLE.
+
+        Its files stay open until the end: whatever happens to the directory, they can be read.
+        """
         try:
-            old_target(self.core, old).close()
+            self.old = old_target(self.core, old)
         except OwnerError as error:
             raise OwnerError(Reason.IRREVERSIBLE, f"the resident identity could not be rebuilt: {error}") from error
+
+    def close(self) -> None:
+        super().close()
+        if self.old is not None:
+            self.old.close()
 
     def exclude(self) -> None:
         core = self.core
@@ -107,11 +116,9 @@ class Reload(Transit):
     def _load_again(self, old: Resident, error: Exception) -> None:
         core = self.core
         try:
-            target = old_target(core, old)
-            try:
-                runtime = install(core, target)
-            finally:
-                target.close()
+            target = self.old or old_target(core, old)
+            self.old = target
+            runtime = install(core, target)
         except CloseFailedError:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever it is, nothing is resident now

@@ -54,6 +54,7 @@ class Scheduler:
         self._monotonic = monotonic
         self._waiting: deque[GenerationRequest] = deque()
         self._active: list[_Active] = []
+        self._admitting: GenerationRequest | None = None
         self.admitting = True
 
     @property
@@ -84,13 +85,18 @@ class Scheduler:
     def step(self, resident: Resident | None) -> None:
         """Admit what fits, then advance every active request by one step."""
         while self.admitting and resident is not None and self._waiting and len(self._active) < ACTIVE_MAX:
-            self._admit(self._waiting.popleft(), resident)
+            self._admitting = self._waiting.popleft()
+            self._admit(self._admitting, resident)
+            self._admitting = None
         for active in list(self._active):
             self._advance(active)
         self.check_integrity()
 
     def fail_all(self, error: Exception) -> None:
         """End every request, active or waiting, with an error."""
+        if self._admitting is not None:
+            self._admitting.sink.failed(error)
+            self._admitting = None
         self.cancel_active(error)
         self.fail_waiting(error)
 
@@ -112,7 +118,9 @@ class Scheduler:
     @property
     def sinks(self) -> list[Sink]:
         """Of every request, active or waiting: for the one who has to fail them from outside."""
-        return [item.request.sink for item in list(self._active)] + [item.sink for item in list(self._waiting)]
+        admitting = [self._admitting.sink] if self._admitting else []
+        active = [item.request.sink for item in list(self._active)]
+        return admitting + active + [item.sink for item in list(self._waiting)]
 
     def _drop_cancelled(self) -> None:
         for request in [item for item in self._waiting if item.cancelled.is_set()]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,16 @@ from rowlock.bindings.checkpoint.cache import ManifestCache
 from rowlock.bindings.checkpoint.manifest import Manifest, ManifestError
 from rowlock.bindings.checkpoint.stamps import FileStamp, stamp_of
 from rowlock.bindings.plan import Model
-from rowlock.journal.files import Files
+from rowlock.journal.files import PARTIAL_SUFFIX, RESERVED_SUFFIX, Files
 from rowlock.journal.undo import UndoFiles
 from rowlock.v1.errors import OwnerError, Reason
 
 UNDO_KEPT: Final = 8
 """Generations whose undo and pushed rows are kept, newest first; older ones go at a later publish."""
+
+
+MANIFESTS_CACHED: Final = 64
+"""Checkpoint directories whose manifests are kept, the newest ones."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,37 @@ class Stores:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"{directory}: missing or damaged")
         return assets
 
+    def clear_unfinished(self) -> None:
+        """Remove what a killed process was still writing. Before anything is written."""
+        for directory in (self.undo.directory, self.pushed.directory, self.manifests, self.assets):
+            if directory.is_dir():
+                for suffix in (PARTIAL_SUFFIX, RESERVED_SUFFIX):
+                    for path in directory.rglob(f"*{suffix}"):
+                        path.unlink(missing_ok=True)
+
+    def sweep(self, roots: set[str], assets: set[str]) -> None:
+        """Remove the manifests and assets of other identities, and the oldest manifests by path."""
+        by_root = self.manifests / "by-root"
+        for path in by_root.glob("*.safetensors") if by_root.is_dir() else ():
+            if path.stem not in roots:
+                path.unlink(missing_ok=True)
+        for path in self.assets.iterdir() if self.assets.is_dir() else ():
+            if path.name not in assets:
+                shutil.rmtree(path, ignore_errors=True)
+        by_path = self.manifests / "by-path"
+        cached = sorted(by_path.glob("*.safetensors"), key=_age) if by_path.is_dir() else []
+        for path in cached[:-MANIFESTS_CACHED]:
+            path.unlink(missing_ok=True)
+
     def _manifest_path(self, root: str) -> Path:
         return self.manifests / "by-root" / f"{root}.safetensors"
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def still_there(checkpoint: Path, stamps: Mapping[str, FileStamp]) -> bool:

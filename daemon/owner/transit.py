@@ -57,6 +57,11 @@ class Transit(ABC):
     def afterwards(self) -> None:  # noqa: B027 - most kinds have nothing left
         """What is left to do once the outcome is recorded and requests go on."""
 
+    def close(self) -> None:
+        """Close what was opened for this transition."""
+        if self.target is not None:
+            self.target.close()
+
     def run(self) -> Steps[None]:
         """All of it; never raises but for broken invariants of the journal itself."""
         core = self.core
@@ -75,8 +80,7 @@ class Transit(ABC):
         finally:
             core.writing = False
             core.scheduler.admitting = True
-            if self.target is not None:
-                self.target.close()
+            self.close()
         blocked_ms = self.watch.since(blocked) if blocked is not None else 0.0
         yield from core.on_worker(self._complete_record, blocked_ms)
         self.afterwards()

@@ -58,6 +58,11 @@ class Watchdog:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def expired(self) -> bool:
+        """Whether a call has been given up: true before anybody is told."""
+        return self._abandoned
+
     def close(self) -> None:
         self._closed.set()
         if self._thread.is_alive():
@@ -83,7 +88,7 @@ class Watchdog:
             with self._lock:
                 call = self._call
                 late = call is not None and time.monotonic() - call[1] > self._timeout_s
-                self._abandoned = late
+                self._abandoned = bool(late)
             if late:
                 assert call is not None
                 self._expired(f"the device call {call[0]} did not come back within {self._timeout_s} s")

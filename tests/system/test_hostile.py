@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -443,3 +445,104 @@ def test_a_tensor_without_elements_is_refused_by_shape(owner: OwnerHarness, tiny
         owner.core.loader.hasher.manifest(checkpoint, {})
     with pytest.raises(OwnerError, match=r"model\.norm\.weight"):
         owner.transition(target)
+
+
+def test_a_cancelled_noop_leaves_nothing_open(owner: OwnerHarness, tiny: Path, target: Path) -> None:
+    release = threading.Event()
+    blockers = [owner.core.context.workers.submit(release.wait, 60) for _ in range(3)]
+    real = owner.owner.journal.open_transition
+    opened = threading.Event()
+
+    def slow(*arguments):  # type: ignore[no-untyped-def]
+        real(*arguments)
+        blockers.append(owner.core.context.workers.submit(release.wait, 60))
+        opened.set()
+
+    owner.owner.journal.open_transition = slow  # type: ignore[method-assign]
+    transition = owner.begin(tiny)
+    opened.wait(10)
+    owner.owner.cancel(transition).result(30)
+    release.set()
+    assert owner.end_of(transition).state in {"CANCELLED", "NOOP"}
+    assert owner.owner.journal.open_transitions() == []
+    owner.owner.journal.open_transition = real  # type: ignore[method-assign]
+    assert owner.transition(target).state == "PUBLISHED"
+
+
+def test_an_opening_that_was_never_settled_is_ended_at_the_next(
+    owner: OwnerHarness, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = owner.owner.journal
+    real = journal.open_transition
+
+    def opening(*arguments):  # type: ignore[no-untyped-def]
+        real(*arguments)
+        raise CommitUnknownError("COMMIT: disk I/O error")
+
+    def broken(*_arguments: object) -> None:
+        raise JournalError("disk I/O error")
+
+    monkeypatch.setattr(journal, "open_transition", opening)
+    monkeypatch.setattr(journal, "settle", broken)
+    monkeypatch.setattr(journal, "find", broken)
+    with pytest.raises(OwnerError) as caught:
+        owner.transition(target)
+    assert caught.value.reason is Reason.JOURNAL_FAILED
+    assert len(journal.open_transitions()) == 1
+    monkeypatch.undo()
+    assert owner.transition(target).state == "PUBLISHED"
+    assert journal.open_transitions() == []
+
+
+def test_what_a_killed_process_was_writing_is_cleared(tiny: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for place in ("undo", "pushed", "manifests/by-root", "assets/x"):
+        (state / place).mkdir(parents=True)
+        (state / place / "a.undo.123.partial").write_bytes(b"x")
+        (state / place / "b.undo.reserved").write_bytes(b"x")
+    with running_owner(state, tiny):
+        left = [path for path in state.rglob("*") if path.name.endswith((".partial", ".reserved"))]
+        assert left == []
+
+
+def test_manifests_and_assets_of_forgotten_identities_are_swept(
+    owner: OwnerHarness, tiny: Path, tmp_path: Path
+) -> None:
+    for index in range(12):
+        target = change_rows(tiny, tmp_path / f"t{index}", EMBED, [index], negate)
+        (target / "generation_config.json").write_text(json.dumps({"eos_token_id": index}))
+        owner.transition(target)
+    assert len(list((owner.state / "manifests" / "by-root").iterdir())) <= 10
+    assert len(list((owner.state / "assets").iterdir())) <= 10
+    assert owner.rollback(to=6).state == "PUBLISHED"
+
+
+def test_ballast_that_could_not_be_reserved_is_no_ballast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path, "cpu")
+
+    def full(*_arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            journal.reserve_ballast()
+    monkeypatch.undo()
+    journal.reserve_ballast()
+    assert (tmp_path / "ballast").stat().st_size == 1 << 20
+
+
+def test_a_fifo_as_local_manifest_is_ignored(owner: OwnerHarness, target: Path) -> None:
+    (target / ".rowlock").mkdir()
+    os.mkfifo(target / ".rowlock" / "manifest.safetensors")
+    assert owner.transition(target).state == "PUBLISHED"
+
+
+def test_staging_works_under_any_niceness() -> None:
+    code = (
+        "import os; os.nice(12)\n"
+        "from rowlock.daemon.pacing import PacedExecutor\n"
+        "with PacedExecutor(2, lambda: True) as executor: print(sum(executor.map(int, '12345')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "15"

@@ -74,6 +74,30 @@ def test_pushed_rows_are_kept_as_long_as_the_identity_needs_them(tiny: Path, tmp
         assert owner.owner.view.state is OwnerState.READY
 
 
+def test_a_rollback_to_pushed_rows_that_are_gone_is_refused(tiny: Path, tmp_path: Path, trained: Path) -> None:
+    """Assets-only transitions take generations, but no undo: the chain of undos outlives none of the pushed rows."""
+    toggles = [copy(trained, tmp_path / f"toggle{index}") for index in range(2)]
+    (toggles[1] / "generation_config.json").write_text('{"eos_token_id": 9}')
+    with running_owner(tmp_path / "state", tiny) as owner:
+        owner.push({EMBED: rows_of(trained, EMBED, [4])})
+        pushed = owner.identity
+        owner.transition(trained)
+        for index in range(11):
+            owner.transition(toggles[(index + 1) % 2])
+        assert owner.rollback(to=2).state == "PUBLISHED"
+        assert owner.identity == pushed
+        answer = owner.tokens()
+    with running_owner(tmp_path / "state", None) as owner:
+        assert (owner.identity, owner.tokens()) == (pushed, answer)
+        owner.transition(trained)
+        for path in (tmp_path / "state" / "pushed").iterdir():
+            path.unlink()
+        with pytest.raises(OwnerError) as caught:
+            owner.rollback(to=2)
+        assert caught.value.reason in {Reason.ROLLBACK_UNAVAILABLE, Reason.TARGET_CHANGED}
+        assert owner.verify().ok
+
+
 def test_a_restart_without_its_pushed_rows_says_so(tiny: Path, tmp_path: Path, trained: Path) -> None:
     with running_owner(tmp_path / "state", tiny) as owner:
         owner.push({EMBED: rows_of(trained, EMBED, [4])})

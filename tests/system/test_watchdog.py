@@ -45,6 +45,57 @@ def test_a_hanging_call_quarantines_and_everybody_is_told(tiny: Path, tmp_path: 
         assert not owner.owner._thread.is_alive(), "a call that comes back too late ends the thread"
 
 
+def hang_on(target: object, name: str) -> threading.Event:
+    """Make a method wait; setting the event lets it go on."""
+    release, entered = threading.Event(), threading.Event()
+    real = getattr(target, name)
+
+    def hang(*arguments):  # type: ignore[no-untyped-def]
+        entered.set()
+        release.wait(60)
+        return real(*arguments)
+
+    setattr(target, name, hang)
+    release.entered = entered  # type: ignore[attr-defined]
+    return release
+
+
+def test_a_request_being_admitted_and_those_behind_it_are_told(tiny: Path, tmp_path: Path) -> None:
+    with running_owner(tmp_path / "state", tiny, call_timeout_s=0.3) as owner:
+        release = hang_on(owner.core.resident.runtime._inner, "open_sequence")
+        answers = [owner.ask("abc", 5) for _ in range(3)]
+        for answer in answers:
+            with pytest.raises(OwnerError) as caught:
+                answer.wait()
+            assert caught.value.reason is Reason.QUARANTINED
+        release.set()
+
+
+def test_commands_behind_a_hanging_one_are_refused(tiny: Path, tmp_path: Path) -> None:
+    with running_owner(tmp_path / "state", tiny, call_timeout_s=0.3) as owner:
+        release = hang_on(owner.core.binding.memory._inner, "read_rows")
+        verification = owner.owner.verify()
+        release.entered.wait(10)  # type: ignore[attr-defined]
+        answer = owner.ask("abc", 5)
+        for wait in (lambda: verification.result(30), answer.wait):
+            with pytest.raises(OwnerError) as caught:
+                wait()
+            assert caught.value.reason is Reason.QUARANTINED
+        release.set()
+
+
+def test_stop_returns_although_a_call_hangs(tiny: Path, tmp_path: Path) -> None:
+    with running_owner(tmp_path / "state", tiny, call_timeout_s=1.0) as owner:
+        release = hang_on(owner.core.binding.memory._inner, "read_rows")
+        owner.owner.verify()
+        release.entered.wait(10)  # type: ignore[attr-defined]
+        stopper = threading.Thread(target=owner.owner.stop)
+        stopper.start()
+        stopper.join(30)
+        assert not stopper.is_alive()
+        release.set()
+
+
 def test_quarantine_survives_a_restart_until_it_is_released(tiny: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with running_owner(state, tiny) as owner:
