@@ -74,7 +74,6 @@ class Chronicle:
         with self._undone_on_error():
             self._enter(TransitionEvent.JOURNALED, {"write_runs": len(ranges)})
             self._journal.mark_journaled(self.record.id, self._event(self.state, message), record_of, writes)
-        self._notify(self.record.id)
 
     def note(self, event: TransitionEvent, message: str) -> None:
         """Enter a state whose event is written with the terminal commit."""

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rowlock.bindings.device import Binding, Runtime
 from rowlock.daemon.owner.context import Context
+from rowlock.daemon.owner.images import Comparer
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.scheduler import Scheduler
@@ -60,6 +61,7 @@ class Core:
     stores: Stores
     loader: TargetLoader
     stager: Stager
+    comparer: Comparer
     scheduler: Scheduler
     notify: Callable[[str], None]
     changed: Callable[[], None]

@@ -6,6 +6,7 @@ the next piece is read.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -105,12 +106,25 @@ def write_ranges(
         memory.write_rows(allocations[item.parent], item.first_row, data)
 
 
+class Comparer:
+    """Compares what is read back, on other threads, through buffers that are made and touched once.
+
+    Args:
+        executor: runs comparisons while the next piece is read.
+
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.buffers = deque(np.ones(COMPARE_BYTES, np.uint8) for _ in range(SCRATCH_BUFFERS))
+
+
 def first_mismatch(
     memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, pieces: Iterable[Piece],
-    executor: Executor,
+    comparer: Comparer,
 ) -> tuple[str, int] | None:  # fmt: skip
     """Read pieces back into other memory and compare them: the first (parent, row) that differs, or None."""
-    buffers = deque(np.empty(0, np.uint8) for _ in range(SCRATCH_BUFFERS))
+    buffers = comparer.buffers.copy()
     running: deque[tuple[Piece, Bytes, Future[bool]]] = deque()
     try:
         for piece in pieces:
@@ -121,14 +135,13 @@ def first_mismatch(
             got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
             memory.read_rows(allocations[piece.parent], piece.first_row, got)
             want = _rows_of(images, piece, allocations)
-            running.append((piece, got, executor.submit(_equal, got, want)))
+            running.append((piece, got, comparer.executor.submit(_equal, got, want)))
         while running:
             wrong = _finish(running, buffers, images, allocations)
             if wrong is not None:
                 return wrong
     finally:
-        for _, _, future in running:
-            future.cancel()
+        concurrent.futures.wait([future for _, _, future in running])  # the buffers are used again
     return None
 
 

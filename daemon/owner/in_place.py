@@ -198,7 +198,7 @@ class InPlace(Transit):
         return problem
 
     def _compare(self, images: Images, pieces: Iterator[Piece]) -> str:
-        wrong = first_mismatch(self.memory, self.allocations, images, pieces, self.core.context.comparers)
+        wrong = first_mismatch(self.memory, self.allocations, images, pieces, self.core.comparer)
         return f"row {wrong[1]} of {wrong[0]}" if wrong else ""
 
     def _digest(self, parents: list[str], *, old: bool = False) -> str:

@@ -40,7 +40,7 @@ def upload(core: Core, runtime: Runtime, images: Images) -> None:
 def prove_upload(core: Core, runtime: Runtime, images: Images) -> None:
     """Read every allocation back. Raises OwnerError: VERIFY_MISMATCH."""
     pieces = whole_parents(runtime.allocations, images, COMPARE_BYTES)
-    wrong = first_mismatch(core.binding.memory, runtime.allocations, images, pieces, core.context.comparers)
+    wrong = first_mismatch(core.binding.memory, runtime.allocations, images, pieces, core.comparer)
     if wrong is not None:
         raise OwnerError(
             Reason.VERIFY_MISMATCH, f"row {wrong[1]} of {wrong[0]} reads back other bytes than were loaded"

@@ -16,6 +16,7 @@ from rowlock.daemon.owner.chronicle import Chronicle
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
 from rowlock.daemon.owner.followers import Followers
+from rowlock.daemon.owner.images import Comparer
 from rowlock.daemon.owner.jobs import Job, Jobs
 from rowlock.daemon.owner.mailbox import Command, Mailbox, Promises
 from rowlock.daemon.owner.options import Options
@@ -94,6 +95,7 @@ class Owner:
             stores=stores,
             loader=loader,
             stager=Stager(context.hashers),
+            comparer=Comparer(context.comparers),
             scheduler=scheduler,
             notify=self.followers.notify,
             changed=self._swap_view,

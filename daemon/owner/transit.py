@@ -89,6 +89,10 @@ class Transit(ABC):
         message, ranges = self.intent()
         with self.watch.phase("drain"):
             journaled = self.core.context.workers.submit(self.chronicle.journal_intent, message, ranges)
+            if self.core.scheduler.active:
+                # Those who follow are told now only if requests still run: else the exclusive section
+                # comes at once, and telling them would cost it time on the same cores.
+                journaled.add_done_callback(lambda _done: self.core.notify(self.chronicle.record.id))
             try:
                 yield from self.core.drain(self.options)
             finally:
