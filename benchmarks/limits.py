@@ -31,7 +31,7 @@ def measure_limits(path: Path, threads: int) -> dict[str, float]:
 
     ``read``: page-cached file into warm memory. ``read_fresh``: into fresh memory.
     ``copy`` and ``copy_fresh``: memory to warm, and to fresh, memory. ``blake3``: groups of
-    64 KiB. ``compare``: two buffers as integers. ``durable``: write and fsync of 64 MiB.
+    64 KiB. ``compare``: two buffers as integers. ``durable``: write and fsync of as many bytes.
     """
     size = path.stat().st_size // CHUNK * CHUNK
     source = np.fromfile(path, np.uint8, size)
@@ -80,15 +80,15 @@ def too_slow(limits: dict[str, float]) -> list[str]:
     return [name for name, value in limits.items() if value < USUAL_MIN[name]]
 
 
-def measure_durable(directory: Path, nbytes: int = 64 << 20) -> float:
+def measure_durable(directory: Path, nbytes: int) -> float:
     """Median GB/s of writing and syncing a file."""
     data = np.ones(nbytes, np.uint8)
     path = directory / "durable.tmp"
 
     def write() -> None:
-        with open(path, "wb") as file:
-            file.write(data.data)
-            file.flush()
+        with open(path, "wb", buffering=0) as file:
+            for start in range(0, nbytes, 65536):
+                file.write(data[start : start + 65536].data)
             os.fsync(file.fileno())
 
     try:

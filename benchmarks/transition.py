@@ -202,7 +202,7 @@ def main() -> None:
 def run(work: Path, base: Path, threads: int, runs: int) -> dict[str, Any]:
     rows, every = exchanged(base, work / "rows", "ĠParis", "ĠRome"), every_row(base, work / "every")
     weights = base / "model.safetensors"
-    limits = {**measure_limits(weights, threads), "durable": measure_durable(work)}
+    limits = {**measure_limits(weights, threads), "durable": measure_durable(work, weights.stat().st_size)}
     document: dict[str, Any] = {"threads": threads, "limits_gb_s": limits, "too_slow": too_slow(limits), "cases": {}}
     print("limits, GB/s: " + ", ".join(f"{key} {value}" for key, value in limits.items()))
     b1, b2 = owner_pb2.REQUIRE_B1, owner_pb2.REQUIRE_B2

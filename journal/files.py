@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -70,11 +71,11 @@ class OsFiles:
         if _reserved(path).exists():
             _reserved(path).rename(partial)
         try:
-            with open(partial, "r+b" if partial.exists() else "xb") as file:
+            # unbuffered: the chunks are large, and a buffer that can seek costs a multiple of the write itself
+            with open(partial, "r+b" if partial.exists() else "xb", buffering=0) as file:
                 for chunk in chunks:
-                    file.write(chunk)
+                    _write_all(file, chunk)
                 file.truncate()
-                file.flush()
                 os.fsync(file.fileno())
             partial.rename(path)
         except BaseException:
@@ -95,6 +96,12 @@ class OsFiles:
             self._make_directory(directory.parent)
             directory.mkdir(mode=0o700, exist_ok=True)
             sync_directory(directory.parent)
+
+
+def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
+    left = memoryview(chunk)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _reserved(path: Path) -> Path:
