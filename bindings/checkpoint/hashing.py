@@ -16,7 +16,10 @@ from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes per job: large enough to hide the hand-over, small enough to stay in cache."""
+"""Bytes per job: large enough to hide the hand-over between threads."""
+
+READ_BYTES: Final = 1024 * 1024
+"""Bytes read from a file before they are hashed: they are still in the core's own cache then."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just done; from any thread."""
@@ -76,11 +79,15 @@ class Hasher:
 
     def _file_digests(self, checkpoint: Checkpoint, progress: Progress) -> Iterator[bytes]:
         def job(info: TensorInfo, start: int, stop: int) -> bytes:
-            buffer = self._buffer(stop - start)
-            checkpoint.read_into(info.name, start, buffer)
-            digests = hash_groups(buffer, info.group_rows * info.row_bytes)
+            group_bytes = info.group_rows * info.row_bytes
+            step = max(READ_BYTES // group_bytes, 1) * group_bytes
+            parts = []
+            for position in range(start, stop, step):
+                buffer = self._buffer(min(step, stop - position))
+                checkpoint.read_into(info.name, position, buffer)
+                parts.append(hash_groups(buffer, group_bytes))
             progress(stop - start)
-            return digests
+            return b"".join(parts)
 
         jobs = [
             [self._executor.submit(job, info, start, stop) for start, stop in chunks(info, range(info.groups))]
@@ -99,7 +106,7 @@ class Hasher:
         """The scratch buffer of this thread; its content dies with the next call."""
         buffer: Bytes | None = getattr(self._scratch, "buffer", None)
         if buffer is None or buffer.nbytes < nbytes:
-            buffer = np.empty(max(nbytes, CHUNK_BYTES), np.uint8)
+            buffer = np.empty(max(nbytes, READ_BYTES), np.uint8)
             self._scratch.buffer = buffer
         return buffer[:nbytes]
 
