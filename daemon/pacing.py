@@ -1,21 +1,24 @@
-"""Staging gives way to decoding: fewer threads, and lower priority, while requests run."""
+"""Staging gives way to decoding: one thread, and pauses, while requests run."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-BACKGROUND_NICE: Final = 7
-"""Against a decoding thread on one core, a thread of this niceness gets about a sixth of it."""
+REST: Final = 3.0
+"""While requests run, staging rests so many times as long as it worked: a quarter of one core is its share.
+
+A lower thread priority would do worse: a thread that is set aside while it holds the interpreter's
+lock keeps the owner thread waiting for it.
+"""
 LOOK_EVERY_S: Final = 0.02
 
 
 class PacedExecutor(ThreadPoolExecutor):
-    """Runs pieces of staging on low-priority threads: all of them when nothing decodes, else one.
+    """Runs pieces of staging: on all threads when nothing decodes, else on one, with rests.
 
     Args:
         threads: at most.
@@ -24,7 +27,7 @@ class PacedExecutor(ThreadPoolExecutor):
     """
 
     def __init__(self, threads: int, decoding: Callable[[], bool]) -> None:
-        super().__init__(threads, "rowlock-hasher", _give_way)
+        super().__init__(threads, "rowlock-hasher")
         self._width = threads
         self._decoding = decoding
         self._turn = threading.Condition()
@@ -38,16 +41,12 @@ class PacedExecutor(ThreadPoolExecutor):
             while self._running >= (1 if self._decoding() else self._width):
                 self._turn.wait(LOOK_EVERY_S)
             self._running += 1
+        start = time.monotonic()
         try:
             return fn(*args, **kwargs)
         finally:
+            if self._decoding():
+                time.sleep((time.monotonic() - start) * REST)
             with self._turn:
                 self._running -= 1
                 self._turn.notify()
-
-
-def _give_way() -> None:
-    """Lower this thread's priority: a Linux thread has its own."""
-    thread = threading.get_native_id()
-    with contextlib.suppress(OSError):  # then it runs as it is
-        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), BACKGROUND_NICE))
