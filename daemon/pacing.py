@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 REST: Final = 3.0
-"""While requests run, staging rests so many times as long as it worked: a quarter of one core is its share.
+"""While requests run, staging rests so many times as long as it computed: a quarter of one core is its share.
 
 A lower thread priority would do worse: a thread that is set aside while it holds the interpreter's
 lock keeps the owner thread waiting for it.
@@ -41,12 +41,12 @@ class PacedExecutor(ThreadPoolExecutor):
             while self._running >= (1 if self._decoding() else self._width):
                 self._turn.wait(LOOK_EVERY_S)
             self._running += 1
-        start = time.monotonic()
+        start = time.thread_time()
         try:
             return fn(*args, **kwargs)
         finally:
             if self._decoding():
-                time.sleep((time.monotonic() - start) * REST)
+                time.sleep((time.thread_time() - start) * REST)
             with self._turn:
                 self._running -= 1
                 self._turn.notify()
