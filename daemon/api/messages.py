@@ -10,7 +10,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 import rowlock
 from rowlock.bindings.checkpoint.identity import Identity
-from rowlock.bindings.device import Counters
 from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.verification import Verification
@@ -89,8 +88,8 @@ def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
     return message
 
 
-def counters_message(counters: Mapping[str, int] | Counters) -> owner_pb2.Counters:
-    return owner_pb2.Counters(**(vars(counters) if isinstance(counters, Counters) else counters))
+def counters_message(counters: Mapping[str, int]) -> owner_pb2.Counters:
+    return owner_pb2.Counters(**counters)
 
 
 def plan_message(plan: Plan) -> owner_pb2.Plan:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.daemon.owner.core import Core, Steps
 from rowlock.daemon.owner.images import StepBudget
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.rows import group_runs
 from rowlock.v1.errors import OwnerError, Reason
 
 BUFFERS: Final = 3
@@ -23,16 +23,6 @@ BUFFERS: Final = 3
 
 Drift = tuple[tuple[str, int, int], ...]
 """Groups that differ: (tensor, first row, rows)."""
-
-
-@dataclass
-class _Digests:
-    """Digests of one tensor, as its chunks come in."""
-
-    parts: list[Future[bytes]]
-
-    def joined(self) -> bytes:
-        return b"".join(part.result() for part in self.parts)
 
 
 def read_digests(
@@ -55,7 +45,7 @@ def read_digests(
     """
     layout, memory = resident.model.layout, core.binding.memory
     hashers = core.context.comparers if core.writing else core.context.hashers
-    found: dict[str, _Digests] = {}
+    found: dict[str, list[Future[bytes]]] = {}
     buffers = deque(np.empty(0, np.uint8) for _ in range(BUFFERS))
     running: deque[tuple[Bytes, Future[bytes]]] = deque()
     budget = StepBudget()
@@ -63,7 +53,7 @@ def read_digests(
         allocation = resident.runtime.allocations[parent]
         for placement in layout.in_parent(parent):
             info = placement.tensor
-            found[info.name] = _Digests([])
+            found[info.name] = []
             for start, stop in chunks(info, range(info.groups)):
                 if len(running) == BUFFERS:
                     buffer, oldest = running.popleft()
@@ -77,22 +67,22 @@ def read_digests(
                     raise OwnerError(Reason.GENERATION_STALE, "a transition came while the model was being read")
                 memory.read_rows(allocation, placement.first_row + start // info.row_bytes, out)
                 job = hashers.submit(hash_groups, out, info.group_rows * info.row_bytes)
-                found[info.name].parts.append(job)
+                found[info.name].append(job)
                 running.append((buffer, job))
                 if budget.spend(stop - start):
                     yield None
     for _, job in running:
         yield from core.wait(job)
-    return {name: TensorManifest(layout.placements[name].tensor, item.joined()) for name, item in found.items()}
+    return {
+        name: TensorManifest(layout.placements[name].tensor, b"".join(part.result() for part in parts))
+        for name, parts in found.items()
+    }
 
 
 def drift_of(found: dict[str, TensorManifest], manifest: Manifest) -> Drift:
     """The groups in which digests differ from a manifest's."""
-
-    def spans() -> Iterator[tuple[str, int, int]]:
-        for name, tensor in found.items():
-            for group in manifest.tensors[name].differing_groups(tensor):
-                first, stop = tensor.info.group_span(group)
-                yield name, first, stop - first
-
-    return tuple(spans())
+    return tuple(
+        run
+        for name, tensor in found.items()
+        for run in group_runs(tensor.info, manifest.tensors[name].differing_groups(tensor))
+    )

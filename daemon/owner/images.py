@@ -134,7 +134,7 @@ def first_mismatch(
                     return wrong
             got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
             memory.read_rows(allocations[piece.parent], piece.first_row, got)
-            want = _rows_of(images, piece, allocations)
+            want = rows_of(images, piece, allocations)
             running.append((piece, got, comparer.executor.submit(_equal, got, want)))
         while running:
             wrong = _finish(running, buffers, images, allocations)
@@ -152,7 +152,7 @@ def _finish(
     """Wait for the oldest comparison, and give its buffer back."""
     piece, got, equal = running.popleft()
     if not equal.result():
-        want = _rows_of(images, piece, allocations)
+        want = rows_of(images, piece, allocations)
         wrong = (got != want).reshape(piece.rows, -1).any(axis=1)
         return piece.parent, piece.first_row + int(wrong.argmax())
     buffers.append(got.base if got.base is not None else got)
@@ -166,7 +166,8 @@ def _fitting(buffers: deque[Bytes], nbytes: int) -> Bytes:
     return buffer[:nbytes]
 
 
-def _rows_of(images: Images, piece: Piece, allocations: Mapping[str, Allocation]) -> Bytes:
+def rows_of(images: Images, piece: Piece, allocations: Mapping[str, Allocation]) -> Bytes:
+    """The part of a parent's image that is a piece of it."""
     row_bytes = allocations[piece.parent].parent.row_bytes
     return images[piece.parent][piece.first_row * row_bytes : (piece.first_row + piece.rows) * row_bytes]
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from blake3 import blake3
 
-from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import Allocation, DeviceError, DeviceMemory
 from rowlock.bindings.plan import Plan, TargetCheck, UndoStore, Verify
 from rowlock.daemon.owner.core import CancelledError, Steps
@@ -30,6 +29,7 @@ from rowlock.daemon.owner.images import (
     new_images,
     pieces_of,
     read_slices,
+    rows_of,
     tensor_bytes,
     whole_parents,
     write_ranges,
@@ -125,7 +125,7 @@ class InPlace(Transit):
             raise _drifted(drift)
         for piece in pieces_of(self._group_ranges(parent), SLICE_BYTES):
             allocation = self.allocations[parent]
-            self.memory.read_rows(allocation, piece.first_row, _rows(self.before[parent], allocation, piece))
+            self.memory.read_rows(allocation, piece.first_row, rows_of(self.before, piece, self.allocations))
             if self.budget.spend(piece.rows * allocation.parent.row_bytes):
                 yield None
 
@@ -284,11 +284,6 @@ class InPlace(Transit):
         layout = self.resident.model.layout
         changed = {name: groups for name, groups in self.changed.items() if layout.placements[name].parent == parent}
         return group_ranges(changed, layout, self.allocations)
-
-
-def _rows(image: Bytes, allocation: Allocation, piece: Piece) -> Bytes:
-    row_bytes = allocation.parent.row_bytes
-    return image[piece.first_row * row_bytes : (piece.first_row + piece.rows) * row_bytes]
 
 
 def _drifted(drift: tuple[tuple[str, int, int], ...]) -> OwnerError:

@@ -62,16 +62,18 @@ def row_ranges(
     return found
 
 
+def group_runs(info: TensorInfo, groups: Iterable[int]) -> Iterator[tuple[str, int, int]]:
+    """Whole groups as (tensor, first row, rows)."""
+    for group in groups:
+        first, stop = info.group_span(group)
+        yield info.name, first, stop - first
+
+
 def group_ranges(
     changed: Mapping[str, Iterable[int]], layout: Layout, allocations: Mapping[str, Allocation]
 ) -> list[RowRange]:
     """Whole groups of tensors, as rows of their allocations."""
-    runs = []
-    for name, groups in changed.items():
-        info = layout.placements[name].tensor
-        for group in groups:
-            first, stop = info.group_span(group)
-            runs.append((name, first, stop - first))
+    runs = (run for name, groups in changed.items() for run in group_runs(layout.placements[name].tensor, groups))
     return row_ranges(runs, layout, allocations)
 
 

@@ -22,7 +22,7 @@ from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.model.layout import Layout
 from rowlock.bindings.plan import Model
 from rowlock.daemon.owner.images import Images, tensor_bytes
-from rowlock.daemon.owner.rows import count_nonfinite, new_nonfinite, row_runs
+from rowlock.daemon.owner.rows import count_nonfinite, group_runs, new_nonfinite, row_runs
 from rowlock.daemon.owner.target import RowSource
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -145,7 +145,7 @@ class Settled:
 def _settle_changed(old: TensorManifest, _new: TensorManifest, start: int, before: Bytes, expected: Bytes) -> Settled:
     name = old.info.name
     return Settled(
-        drift=_group_rows(old, _wrong_groups(old, start, before)),
+        drift=tuple(group_runs(old.info, _wrong_groups(old, start, before))),
         runs=tuple((name, first, rows) for first, rows in row_runs(old.info, start, before, expected)),
         nonfinite=new_nonfinite(old.info.dtype, before, expected),
     )
@@ -153,12 +153,7 @@ def _settle_changed(old: TensorManifest, _new: TensorManifest, start: int, befor
 
 def _settle_same(_old: TensorManifest, new: TensorManifest, start: int, before: Bytes, expected: Bytes) -> Settled:
     np.copyto(expected, before)
-    return Settled(drift=_group_rows(new, _wrong_groups(new, start, expected)))
-
-
-def _group_rows(tensor: TensorManifest, groups: Iterable[int]) -> tuple[tuple[str, int, int], ...]:
-    spans = (tensor.info.group_span(group) for group in groups)
-    return tuple((tensor.info.name, first, stop - first) for first, stop in spans)
+    return Settled(drift=tuple(group_runs(new.info, _wrong_groups(new, start, expected))))
 
 
 def _runs(groups: int, kept: Iterable[int]) -> Iterator[tuple[range, bool]]:
