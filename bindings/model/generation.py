@@ -1,40 +1,59 @@
-"""One sequence being generated."""
+"""Sequences being generated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
-from rowlock.bindings.device import DeviceError, DeviceFault, Sampling
-from rowlock.bindings.model.decoder import Decoder
+from rowlock.bindings.device import DeviceError, DeviceFault, Sampling, Step
+from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.keys_values import KeysValues
 
-PREFILL_CHUNK: Final = 512
+PREFILL_CHUNK: Final = 128
 """Prompt tokens of one step: what a step may delay others by."""
 
 
 class DecoderSequence:
-    """See :class:`rowlock.bindings.device.Sequence`."""
+    """See :class:`rowlock.bindings.device.Sequence`.
+
+    Attributes:
+        cache: its K/V; None once it is closed.
+        pending: tokens ``[T]`` that are not in the cache yet.
+        sampler: chooses its tokens.
+
+    """
 
     def __init__(self, decoder: Decoder, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> None:
-        self._decoder = decoder
-        self._pending = torch.tensor(prompt, dtype=torch.long)
-        self._sampler = Sampler(sampling)
-        self._cache: KeysValues | None = decoder.new_cache(capacity)
-
-    def advance(self) -> int | None:
-        assert self._cache is not None, "the sequence is closed"
-        chunk, self._pending = self._pending[:PREFILL_CHUNK], self._pending[PREFILL_CHUNK:]
-        logits = self._decoder.forward(chunk, self._cache)
-        if len(self._pending):
-            return None
-        token = self._sampler.choose(logits[0])
-        self._pending = torch.tensor([token])
-        return token
+        self.pending = torch.tensor(prompt, dtype=torch.long)
+        self.sampler = Sampler(sampling)
+        self.cache: KeysValues | None = decoder.new_cache(capacity)
 
     def close(self) -> None:
-        self._cache = None
+        self.cache = None
+
+
+def advance(decoder: Decoder, sequences: Sequence[DecoderSequence]) -> list[Step]:
+    """One step of every sequence, as one batch; see :meth:`rowlock.bindings.device.Runtime.advance`."""
+    spans = []
+    for sequence in sequences:
+        assert sequence.cache is not None, "the sequence is closed"
+        spans.append(Span(sequence.pending[:PREFILL_CHUNK], sequence.cache))
+        sequence.pending = sequence.pending[PREFILL_CHUNK:]
+    logits = decoder.forward(spans)
+    return [_next(sequence, row) for sequence, row in zip(sequences, logits, strict=True)]
+
+
+def _next(sequence: DecoderSequence, logits: torch.Tensor) -> Step:
+    if len(sequence.pending):
+        return None
+    try:
+        token = sequence.sampler.choose(logits)
+    except DeviceError as error:
+        return error
+    sequence.pending = torch.tensor([token])
+    return token
 
 
 class Sampler:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rowlock.bindings.device import DeviceError, Sequence
+from rowlock.bindings.device import DeviceError, Runtime, Sequence, Step
 from rowlock.daemon.owner.requests import GenerationRequest, Lease, Sink
 from rowlock.daemon.owner.resident import Resident
 from rowlock.v1.errors import OwnerError, Reason
@@ -88,8 +88,9 @@ class Scheduler:
             self._admitting = self._waiting.popleft()
             self._admit(self._admitting, resident)
             self._admitting = None
-        for active in list(self._active):
-            self._advance(active)
+        self._drop_hung_up()
+        if self._active and resident is not None:
+            self._advance(resident.runtime)
         self.check_integrity()
 
     def fail_all(self, error: Exception) -> None:
@@ -151,27 +152,37 @@ class Scheduler:
         self._active.append(_Active(request, lease, sequence, eos, request.max_tokens, self._monotonic()))
         request.sink.started(lease, len(prompt))
 
-    def _advance(self, active: _Active) -> None:
-        request = active.request
-        if request.cancelled.is_set():
+    def _drop_hung_up(self) -> None:
+        for active in [item for item in self._active if item.request.cancelled.is_set()]:
             self._end(active)
-            request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
-            return
+            active.request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
+
+    def _advance(self, runtime: Runtime) -> None:
+        """One step of every active request, as one batch."""
+        batch = list(self._active)
         try:
-            token = active.sequence.advance()
-        except Exception as error:  # noqa: BLE001 - this request fails, others go on
+            steps = runtime.advance([active.sequence for active in batch])
+        except Exception as error:  # noqa: BLE001 - these requests fail, the owner goes on
+            self.cancel_active(_failure(error))
+            return
+        for active, step in zip(batch, steps, strict=True):
+            self._take(active, step)
+
+    def _take(self, active: _Active, step: Step) -> None:
+        sink = active.request.sink
+        if isinstance(step, DeviceError):
             self._end(active)
-            request.sink.failed(_failure(error))
+            sink.failed(_failure(step))
             return
-        if token is None:
+        if step is None:
             return
-        stopped = token in active.eos
+        stopped = step in active.eos
         if not stopped:
-            request.sink.token(token)
+            sink.token(step)
             active.left -= 1
         if stopped or active.left == 0:
             self._end(active)
-            request.sink.finished(stopped=stopped)
+            sink.finished(stopped=stopped)
 
     def _end(self, active: _Active) -> None:
         active.sequence.close()

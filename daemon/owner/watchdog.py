@@ -24,6 +24,7 @@ from rowlock.bindings.device import (
     Runtime,
     Sampling,
     Sequence,
+    Step,
 )
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
@@ -111,6 +112,9 @@ class WatchedBinding:
     def counters(self) -> Counters:
         return self._inner.counters
 
+    def leave(self, threads: int) -> None:
+        self._inner.leave(threads)
+
     def place(self, layout: Layout) -> Layout:
         return self._inner.place(layout)
 
@@ -168,21 +172,12 @@ class _WatchedRuntime:
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
         with self._watchdog.call("open_sequence"):
-            return _WatchedSequence(self._inner.open_sequence(prompt, sampling, capacity), self._watchdog)
+            return self._inner.open_sequence(prompt, sampling, capacity)
+
+    def advance(self, sequences: list[Sequence]) -> list[Step]:
+        with self._watchdog.call("advance"):
+            return self._inner.advance(sequences)
 
     def close(self) -> None:
         with self._watchdog.call("close_runtime"):
             self._inner.close()
-
-
-class _WatchedSequence:
-    def __init__(self, inner: Sequence, watchdog: Watchdog) -> None:
-        self._inner = inner
-        self._watchdog = watchdog
-
-    def advance(self) -> int | None:
-        with self._watchdog.call("advance"):
-            return self._inner.advance()
-
-    def close(self) -> None:
-        self._inner.close()

@@ -11,6 +11,7 @@ from support.checkpoints import TINY, change_rows, negate, random_tensors
 from support.owners import OwnerHarness, running_owner
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.model.decoder import Span
 from rowlock.bindings.plan import Require
 
 TOKENS = torch.tensor([1, 50, 99, 7, 200, 3, 3, 128])
@@ -20,7 +21,7 @@ TIED = sorted(info.name for info in random_tensors(TINY, 0))
 def logits(owner: OwnerHarness) -> torch.Tensor:
     """Bits of all logits ``[T, vocab]``, computed by the resident programs."""
     decoder = owner.core.resident.runtime._inner._decoder
-    result = decoder.forward(TOKENS, decoder.new_cache(len(TOKENS)), last_only=False)
+    result = decoder.forward([Span(TOKENS, decoder.new_cache(len(TOKENS)))], last_only=False)
     return result.view(torch.int16).clone()
 
 

@@ -20,6 +20,7 @@ from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding, CpuRuntime
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.decoder import Span
 from rowlock.bindings.model.layout import layout_of
 from rowlock.daemon.owner.text import Text
 
@@ -55,15 +56,16 @@ def logits(runtime: CpuRuntime, tokens: list[int]) -> torch.Tensor:
     """``[T, vocab]``."""
     decoder = runtime._decoder
     assert decoder is not None
-    return decoder.forward(torch.tensor(tokens), decoder.new_cache(len(tokens)), last_only=False)
+    return decoder.forward([Span(torch.tensor(tokens), decoder.new_cache(len(tokens)))], last_only=False)
 
 
 def greedy(runtime: CpuRuntime, tokens: list[int], count: int) -> list[int]:
     sequence = runtime.open_sequence(tuple(tokens), Sampling(), len(tokens) + count)
     found: list[int] = []
     while len(found) < count:
-        token = sequence.advance()
+        (token,) = runtime.advance([sequence])
         if token is not None:
+            assert isinstance(token, int), token
             found.append(token)
     return found
 

@@ -110,33 +110,65 @@ def test_any_temperature_samples(owner: OwnerHarness, temperature: float) -> Non
     assert len(owner.ask("abc", 5, sampling=Sampling(temperature=temperature, seed=1)).wait()) == 5
 
 
-@pytest.mark.parametrize("where", ["open_sequence", "advance"])
-@pytest.mark.parametrize("error", [RuntimeError("surprise"), DeviceError(DeviceFault.OUT_OF_MEMORY, "full")])
-def test_one_request_fails_alone(
-    owner: OwnerHarness, where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+SURPRISES = [RuntimeError("surprise"), DeviceError(DeviceFault.OUT_OF_MEMORY, "full")]
+
+
+def reason_for(error: Exception) -> Reason:
+    return Reason.DEVICE_FAILED if isinstance(error, DeviceError) else Reason.INTERNAL
+
+
+@pytest.mark.parametrize("error", SURPRISES)
+def test_one_request_fails_alone(owner: OwnerHarness, error: Exception) -> None:
     survivor = owner.ask("abc", 300)
     survivor.wait_token()
     runtime = owner.core.resident.runtime
-    real = runtime.open_sequence
 
-    def failing(*arguments):  # type: ignore[no-untyped-def]
-        if where == "open_sequence":
-            raise error
-        sequence = real(*arguments)
-
-        def advance() -> int:
-            raise error
-
-        sequence.advance = advance
-        return sequence
+    def failing(*_arguments):  # type: ignore[no-untyped-def]
+        raise error
 
     runtime.open_sequence = failing
     with pytest.raises(OwnerError) as caught:
         owner.ask("abc", 3).wait()
-    assert caught.value.reason is (Reason.DEVICE_FAILED if isinstance(error, DeviceError) else Reason.INTERNAL)
+    assert caught.value.reason is reason_for(error)
     del runtime.open_sequence
     assert len(survivor.wait()) == 300
+    assert len(owner.ask("abc", 3).wait()) == 3
+
+
+def test_a_sequence_that_fails_in_a_batch_fails_alone(owner: OwnerHarness) -> None:
+    survivor = owner.ask("abc", 300)
+    survivor.wait_token()
+    runtime = owner.core.resident.runtime
+    real = runtime.advance
+
+    def spoiled(sequences):  # type: ignore[no-untyped-def]
+        steps = real(sequences)
+        return [*steps[:1], *(DeviceError(DeviceFault.CORRUPT, "not finite") for _ in steps[1:])]
+
+    runtime.advance = spoiled
+    with pytest.raises(OwnerError) as caught:
+        owner.ask("abc", 3).wait()
+    assert caught.value.reason is Reason.DEVICE_FAILED
+    del runtime.advance
+    assert len(survivor.wait()) == 300
+
+
+@pytest.mark.parametrize("error", SURPRISES)
+def test_a_step_that_fails_ends_its_batch_and_not_the_owner(owner: OwnerHarness, error: Exception) -> None:
+    running = [owner.ask("abc", 300) for _ in range(2)]
+    for answer in running:
+        answer.wait_token()
+    runtime = owner.core.resident.runtime
+
+    def failing(_sequences):  # type: ignore[no-untyped-def]
+        raise error
+
+    runtime.advance = failing
+    for answer in running:
+        with pytest.raises(OwnerError) as caught:
+            answer.wait()
+        assert caught.value.reason is reason_for(error)
+    del runtime.advance
     assert len(owner.ask("abc", 3).wait()) == 3
 
 
