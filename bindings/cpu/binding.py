@@ -16,7 +16,7 @@ from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Sequence, Step
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder
-from rowlock.bindings.model.generation import DecoderSequence, advance
+from rowlock.bindings.model.generation import DecoderSequence, Forward, advance
 from rowlock.bindings.model.layout import Layout, ParentInfo
 
 
@@ -79,22 +79,23 @@ class CpuRuntime:
         self._memory = memory
         self._threads = threads
         self._live = dict(allocations)
-        self._decoder: Decoder | None = Decoder(
-            config, {name: memory.tensor(allocation) for name, allocation in allocations.items()}, threads.linear
-        )
+        weights = {name: memory.tensor(allocation) for name, allocation in allocations.items()}
+        self._decoder: Decoder | None
+        self._forward: Forward | None
+        self._decoder, self._forward = threads.create_decoder(config, weights)
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderSequence:
         assert self._decoder is not None, "the runtime is closed"
         return DecoderSequence(self._decoder, prompt, sampling, capacity)
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
-        assert self._decoder is not None, "the runtime is closed"
+        assert self._forward is not None, "the runtime is closed"
         own = cast(list[DecoderSequence], sequences)
         self._threads.prepare(max(len(sequence.pending) for sequence in own))
-        return advance(self._decoder, own)
+        return advance(self._forward, own)
 
     def close(self) -> None:
-        self._decoder = None
+        self._decoder = self._forward = None
         for name in list(self._live):
             self._memory.release(self._live[name])
             del self._live[name]

@@ -68,7 +68,7 @@ class Decoder:
         """
         config, weights = self.config, self._weights
         hidden = F.embedding(torch.cat([span.tokens for span in spans]), weights["embed"])
-        rotation = self._rotation(spans)
+        rotation = self.rotation(spans)
         for layer in range(config.layers):
             normed = _rms_norm(hidden, weights[f"{layer}.input_norm"], config.norm_eps)
             hidden = hidden + self._attention(layer, normed, rotation, spans)
@@ -99,7 +99,7 @@ class Decoder:
         gate, up = self._linear(hidden, self._weights[f"{layer}.gate_up"]).chunk(2, dim=-1)
         return self._linear(F.silu(gate) * up, self._weights[f"{layer}.down"])
 
-    def _rotation(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotation(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines ``[T, 1, head_dim]`` of each token's position."""
         positions = torch.cat(
             [torch.arange(span.cache.length, span.cache.length + len(span.tokens)) for span in spans]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -34,14 +34,18 @@ class DecoderSequence:
         self.cache = None
 
 
-def advance(decoder: Decoder, sequences: Sequence[DecoderSequence]) -> list[Step]:
+Forward = Callable[[Sequence[Span]], torch.Tensor]
+"""Logits ``[len(spans), vocab]`` of the last token of each; see ``Decoder.forward``."""
+
+
+def advance(forward: Forward, sequences: Sequence[DecoderSequence]) -> list[Step]:
     """One step of every sequence, as one batch; see :meth:`rowlock.bindings.device.Runtime.advance`."""
     spans = []
     for sequence in sequences:
         assert sequence.cache is not None, "the sequence is closed"
         spans.append(Span(sequence.pending[:PREFILL_CHUNK], sequence.cache))
         sequence.pending = sequence.pending[PREFILL_CHUNK:]
-    logits = decoder.forward(spans)
+    logits = forward(spans)
     return [_next(sequence, row) for sequence, row in zip(sequences, logits, strict=True)]
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
-from rowlock.bindings.cpu.linear import NativeLinear, choose_linear, load_kernels
+from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
+from rowlock.bindings.cpu.linear import native_linear
 
 ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 @pytest.fixture(scope="module")
-def native() -> NativeLinear:
+def kernels() -> Kernels:
     library = load_kernels()
     if library is None:
         pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
-    return NativeLinear(library, 3)
+    return Kernels(library, 3)
+
+
+@pytest.fixture(scope="module")
+def native(kernels: Kernels) -> Linear:
+    return native_linear(kernels)
 
 
 def cancelling(count: int, outer: int, inner: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,21 +42,21 @@ def cancelling(count: int, outer: int, inner: int, seed: int) -> tuple[torch.Ten
 @pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
 @pytest.mark.parametrize("inner", [1, 3, 8, 16, 17, 24, 40, 64, 96, 100, 130, 576, 1536, 2048])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
-def test_bits_of_torch(native: NativeLinear, inner: int, count: int) -> None:
+def test_bits_of_torch(kernels: Kernels, native: Linear, inner: int, count: int) -> None:
     rows, weights = cancelling(count, 101, inner, seed=inner * 10 + count)
-    for native.width in (1, 2, 3):
+    for kernels.width in (1, 2, 3):
         assert torch.equal(native(rows, weights), F.linear(rows, weights))
 
 
 @pytest.mark.parametrize("inner", [100, 576])
-def test_a_row_does_not_depend_on_its_neighbours(native: NativeLinear, inner: int) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(native: Linear, inner: int) -> None:
     rows, weights = cancelling(7, 50, inner, seed=1)
     whole = native(rows, weights)
     for count in (1, 2, 5):
         assert torch.equal(native(rows[:count], weights), whole[:count])
 
 
-def test_close_to_the_exact_product(native: NativeLinear) -> None:
+def test_close_to_the_exact_product(native: Linear) -> None:
     random = torch.Generator().manual_seed(2)
     rows, weights = (torch.randn(n, 640, generator=random).bfloat16() for n in (6, 33))
     torch.testing.assert_close(
@@ -53,7 +64,7 @@ def test_close_to_the_exact_product(native: NativeLinear) -> None:
     )
 
 
-def test_a_value_that_is_not_finite_stays_so(native: NativeLinear) -> None:
+def test_a_value_that_is_not_finite_stays_so(native: Linear) -> None:
     rows, weights = torch.ones(2, 64).bfloat16(), torch.ones(3, 64).bfloat16()
     rows[1, 5], weights[2, 9] = torch.nan, torch.inf
     result = native(rows, weights)
@@ -62,19 +73,15 @@ def test_a_value_that_is_not_finite_stays_so(native: NativeLinear) -> None:
     assert torch.isfinite(result[0, :2]).all()
 
 
-def test_other_dtypes_are_left_to_torch(native: NativeLinear) -> None:
+def test_other_dtypes_are_left_to_torch(native: Linear) -> None:
     rows, weights = torch.randn(2, 16), torch.randn(3, 16)
     assert torch.equal(native(rows, weights), F.linear(rows, weights))
 
 
-def test_many_products_in_a_row(native: NativeLinear) -> None:
+def test_many_products_in_a_row(kernels: Kernels, native: Linear) -> None:
     """The pool hands one job after the other to threads that come late: none is lost, none is done twice wrongly."""
     rows, weights = cancelling(2, 600, 64, seed=3)
-    native.width = 3
+    kernels.width = 3
     first = native(rows, weights)
     for _ in range(3000):
         assert torch.equal(native(rows, weights), first)
-
-
-def test_the_choice(native: NativeLinear) -> None:
-    assert isinstance(choose_linear(2), NativeLinear) is ON_AVX2

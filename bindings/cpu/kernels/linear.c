@@ -10,30 +10,17 @@
  *
  * Source of that order: aten/src/ATen/native/cpu/ReducedPrecisionFloatGemvFastPathKernel.cpp (PyTorch 2.13).
  */
-#include <stdint.h>
-#include <string.h>
+#include "linear.h"
 
-#include "pool.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define SIMD __attribute__((target("avx2,fma")))
-#else
-#define SIMD
-#endif
-#define INLINE static inline __attribute__((always_inline)) SIMD
+#include "numbers.h"
 
 enum {
-  LANES = 8,
   GROUPS = 8, /* vectors of running sums */
   STEP = LANES * GROUPS,
   TILE_M = 4, /* rows of x and of w whose sums fit into the registers together */
   TILE_N = 3,
+  LINE = 32, /* values of w in a cache line */
 };
-
-typedef float floats __attribute__((vector_size(32)));
-typedef uint32_t words __attribute__((vector_size(32)));
-typedef uint16_t halves __attribute__((vector_size(16)));
 
 typedef struct {
   const float *x;    /* [m][k], widened */
@@ -42,45 +29,6 @@ typedef struct {
   long m, n, k;
   long rows; /* of w in one piece */
 } product;
-
-INLINE floats widen(const uint16_t *from) {
-#if defined(__x86_64__) /* GCC makes five instructions of what follows */
-  return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16);
-#else
-  halves narrow;
-  memcpy(&narrow, from, sizeof narrow);
-  return (floats)(__builtin_convertvector(narrow, words) << 16);
-#endif
-}
-
-INLINE floats load(const float *from) {
-  floats values;
-  memcpy(&values, from, sizeof values);
-  return values;
-}
-
-INLINE float widen_one(uint16_t bits) {
-  uint32_t wide = (uint32_t)bits << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-/* Round to nearest, ties to even; any NaN becomes the quiet one. */
-INLINE uint16_t narrow(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-/* Pairs at distance 4, 2, 1. */
-INLINE float sum_lanes(floats v) {
-  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
-  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
-  v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
-  return v[0];
-}
 
 /* What follows the main loop: the running sums, by lane group, become one, and the tail of k is added. */
 INLINE float finish(const floats sums[GROUPS], const float *x, const uint16_t *w, long k) {
@@ -123,6 +71,7 @@ INLINE void one_row(const product *p, long first, long stop) {
 }
 
 /* Four rows of x times three rows of w, one group of lanes at a time: 12 sums and 3 weights fill the registers.
+ * The next three rows of w are fetched meanwhile, a line for every 64 values.
  * Rows that are not there repeat the last one; what they give is not stored. */
 INLINE void tile(const product *p, long m, long n, long stop) {
   long k = p->k, whole = k - k % STEP, m_last = p->m - 1, n_last = stop - 1;
@@ -133,7 +82,9 @@ INLINE void tile(const product *p, long m, long n, long stop) {
   floats sums[TILE_M][TILE_N][GROUPS];
   for (int g = 0; g < GROUPS; g++) {
     floats a0 = {0}, a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0, c0 = a0, c1 = a0, c2 = a0, d0 = a0, d1 = a0, d2 = a0;
+    const uint16_t *ahead = w[0] + (TILE_N + g / 2) * k + g % 2 * LINE - g * LANES;
     for (long at = g * LANES; at < whole; at += STEP) {
+      if (g < 2 * TILE_N) __builtin_prefetch(ahead + at);
       floats w0 = widen(w[0] + at), w1 = widen(w[1] + at), w2 = widen(w[2] + at), row;
       row = load(x[0] + at), a0 += w0 * row, a1 += w1 * row, a2 += w2 * row;
       row = load(x[1] + at), b0 += w0 * row, b1 += w1 * row, b2 += w2 * row;
@@ -161,7 +112,6 @@ SIMD static void piece(const void *job, long index) {
     for (long n = first; n < stop; n += TILE_N) tile(p, m, n, stop);
 }
 
-/* Whether this machine can run the rest of this file. */
 int linear_supported(void) {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -170,7 +120,6 @@ int linear_supported(void) {
 #endif
 }
 
-/* x [m][k] and w [n][k] bfloat16 -> y [m][n] bfloat16. `wide`: m * k floats to work in. */
 SIMD void linear(pool *threads, int width, const uint16_t *x, const uint16_t *w, uint16_t *y, float *wide, long m,
                  long n, long k) {
   for (long i = 0; i < m * k; i++) wide[i] = widen_one(x[i]);

@@ -1,0 +1,98 @@
+"""Forward passes in which single tokens go through one compiled function.
+
+A step of single tokens is some thousand small operations; from Python each costs more than it computes, and
+the interpreter's lock is taken and given for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from rowlock.bindings.cpu.kernel_library import LAYER_WEIGHTS, DecoderLayer, DecoderModel, DecoderSequence, Kernels
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.decoder import Decoder, Span
+
+HEAD_DIM_MAX: Final = 256
+HIDDEN_MAX: Final = 8192
+LANES: Final = 8
+
+
+def supported(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether the compiled function can run this model."""
+    return (
+        dtype == torch.bfloat16
+        and config.head_dim <= HEAD_DIM_MAX
+        and config.head_dim % LANES == 0
+        and config.intermediate % LANES == 0
+        and config.hidden <= HIDDEN_MAX
+    )
+
+
+class NativeDecoder:
+    """A :class:`rowlock.bindings.model.decoder.Decoder` whose single tokens are computed by compiled code.
+
+    Both give the same bits.
+
+    Args:
+        decoder: computes everything else.
+        weights: resident tensors by parent name; they must not move.
+        kernels: of this machine.
+
+    """
+
+    def __init__(self, decoder: Decoder, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+        self._decoder = decoder
+        self._weights = weights  # keeps the memory that the model points to
+        self._kernels = kernels
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+        config = decoder.config
+        layers = (DecoderLayer * config.layers)(
+            *(
+                DecoderLayer(*(weights[f"{layer}.{name}"].data_ptr() for name in LAYER_WEIGHTS))
+                for layer in range(config.layers)
+            )
+        )
+        self._model = DecoderModel(
+            config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim, config.intermediate,
+            config.vocab, config.norm_eps, weights["embed"].data_ptr(), weights["norm"].data_ptr(),
+            weights["embed" if config.tied else "head"].data_ptr(), layers,
+        )  # fmt: skip
+
+    def forward(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Logits ``[len(spans), vocab]`` of the last token of each; see ``Decoder.forward``."""
+        single = [len(span.tokens) == 1 for span in spans]
+        if not any(single):
+            return self._decoder.forward(spans)
+        if all(single):
+            return self._decode(spans)
+        logits = torch.empty(len(spans), self._decoder.config.vocab, dtype=torch.bfloat16)
+        chosen = torch.tensor(single)
+        logits[~chosen] = self._decoder.forward([span for span in spans if len(span.tokens) > 1])
+        logits[chosen] = self._decode([span for span in spans if len(span.tokens) == 1])
+        return logits
+
+    def _decode(self, spans: Sequence[Span]) -> torch.Tensor:
+        count, longest = len(spans), max(span.cache.length for span in spans) + 1
+        cosines, sines = (part.contiguous() for part in self._decoder.rotation(spans))
+        rows = (DecoderSequence * count)()
+        for index, span in enumerate(spans):
+            cache = span.cache
+            assert cache.length < cache.capacity, "the sequence is full"
+            rows[index] = DecoderSequence(
+                cache.states.data_ptr(), cache.capacity, cache.length, int(span.tokens),
+                cosines[index].data_ptr(), sines[index].data_ptr(),
+            )  # fmt: skip
+        needed = self._kernels.library.decode_workspace(self._model, count, longest)
+        if self._workspace.numel() < needed:
+            self._workspace = torch.empty(needed, dtype=torch.uint8)
+        logits = torch.empty(count, self._decoder.config.vocab, dtype=torch.bfloat16)
+        self._kernels.library.decode(
+            self._kernels.pool, self._kernels.width, self._model, rows, count, longest,
+            logits.data_ptr(), self._workspace.data_ptr(),
+        )  # fmt: skip
+        for span in spans:
+            span.cache.length += 1
+        return logits

@@ -1,0 +1,86 @@
+"""The compiled kernels of ``kernels/``, and the pool of threads that they run on."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_long, c_void_p
+from typing import Final
+
+LAYER_WEIGHTS: Final = ("input_norm", "qkv", "o", "post_norm", "gate_up", "down")
+"""Parents of one layer, in the order of ``decoder_layer``."""
+
+
+class DecoderLayer(Structure):
+    """``decoder_layer`` of ``decode.h``."""
+
+    _fields_ = [(name, c_void_p) for name in LAYER_WEIGHTS]
+
+
+class DecoderModel(Structure):
+    """``decoder`` of ``decode.h``."""
+
+    _fields_ = [
+        *((name, c_long) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")),
+        ("norm_eps", c_float),
+        *((name, c_void_p) for name in ("embed", "norm", "head")),
+        ("layer", POINTER(DecoderLayer)),
+    ]
+
+
+class DecoderSequence(Structure):
+    """``decoder_sequence`` of ``decode.h``."""
+
+    _fields_ = [
+        ("states", c_void_p),
+        ("capacity", c_long),
+        ("length", c_long),
+        ("token", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+    ]
+
+
+def load_kernels() -> ctypes.CDLL | None:
+    """The kernels; None when this installation has none, or this machine cannot run them."""
+    spec = importlib.util.find_spec("rowlock.bindings.cpu._kernels")
+    if spec is None or spec.origin is None:
+        return None
+    library = ctypes.CDLL(spec.origin)
+    signatures = {
+        "linear_supported": (c_int, []),
+        "pool_create": (c_void_p, [c_int]),
+        "pool_destroy": (None, [c_void_p]),
+        "linear": (None, [c_void_p, c_int, *[c_void_p] * 4, *[c_long] * 3]),
+        "attend": (None, [*[c_void_p] * 5, *[c_long] * 2]),
+        "decode_workspace": (c_long, [POINTER(DecoderModel), c_long, c_long]),
+        "decode": (
+            None,
+            [c_void_p, c_int, POINTER(DecoderModel), POINTER(DecoderSequence), c_long, c_long, c_void_p, c_void_p],
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library if library.linear_supported() else None
+
+
+class Kernels:
+    """The kernels on threads of their own. One caller at a time.
+
+    Attributes:
+        library: the compiled functions.
+        pool: their first argument.
+        width: threads to use, at most those it was made with.
+
+    """
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.library = library
+        self.pool = library.pool_create(threads)
+        if not self.pool:
+            raise MemoryError(f"cannot start {threads} threads")
+        self.width = threads
+
+    def __del__(self) -> None:
+        self.library.pool_destroy(self.pool)

@@ -1,0 +1,184 @@
+/* The decoder of bindings/model/decoder.py for single tokens: the same operations, in the same order, with
+ * the same roundings to bfloat16 between them, and so the same bits (tests/unit/test_decode.py). */
+#include "decode.h"
+
+#include <math.h>
+
+#include "attention.h"
+#include "linear.h"
+#include "numbers.h"
+
+typedef struct {
+  float *wide, *scores;
+  uint16_t *hidden, *normed, *qkv, *attended, *product, *gate_up, *mlp;
+} workspace;
+
+enum { ALIGN = 64 };
+
+static void *take(char **at, long bytes) {
+  void *taken = *at;
+  if (*at) *at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+  return taken;
+}
+
+static long qkv_rows(const decoder *m) { return (m->heads + 2 * m->kv_heads) * m->head_dim; }
+
+static long widest(const decoder *m) {
+  long q = m->heads * m->head_dim, wide = m->hidden > m->intermediate ? m->hidden : m->intermediate;
+  return wide > q ? wide : q;
+}
+
+static workspace carve(const decoder *m, long count, long longest, char **at) {
+  workspace w;
+  w.wide = take(at, count * widest(m) * (long)sizeof(float));
+  w.scores = take(at, count * m->heads * longest * (long)sizeof(float));
+  w.hidden = take(at, count * m->hidden * 2);
+  w.normed = take(at, count * m->hidden * 2);
+  w.qkv = take(at, count * qkv_rows(m) * 2);
+  w.attended = take(at, count * m->heads * m->head_dim * 2);
+  w.product = take(at, count * m->hidden * 2);
+  w.gate_up = take(at, count * 2 * m->intermediate * 2);
+  w.mlp = take(at, count * m->intermediate * 2);
+  return w;
+}
+
+long decode_workspace(const decoder *model, long count, long longest) {
+  static char none[1];
+  char *at = none; /* any address that is not null: only the distance counts */
+  carve(model, count, longest, &at);
+  return at - none + ALIGN;
+}
+
+/* Sum of squares in the order of torch's sum over the last dimension: four vectors of running sums,
+ * set aside every 16 rounds. Source: aten/src/ATen/native/cpu/SumKernel.cpp (PyTorch 2.13), for under 2^16 values. */
+INLINE float sum_of_squares(const uint16_t *x, long count) {
+  enum { WAYS = 4, ROUNDS = 16 };
+  floats own[WAYS] = {{0}}, higher[WAYS] = {{0}};
+  long vectors = count / LANES, rounds = vectors / WAYS;
+  for (long round = 0; round < rounds; round++) {
+    for (int way = 0; way < WAYS; way++) {
+      floats v = widen(x + (round * WAYS + way) * LANES);
+      own[way] += v * v;
+    }
+    if (round % ROUNDS == ROUNDS - 1)
+      for (int way = 0; way < WAYS; way++) higher[way] += own[way], own[way] = all(0);
+  }
+  for (int way = 0; way < WAYS; way++) own[way] += higher[way];
+  for (long at = rounds * WAYS; at < vectors; at++) {
+    floats v = widen(x + at * LANES);
+    own[0] += v * v;
+  }
+  own[0] += own[1];
+  own[0] += own[2];
+  own[0] += own[3];
+  float total = 0;
+  for (long at = vectors * LANES; at < count; at++) total += widen_one(x[at]) * widen_one(x[at]);
+  for (int lane = 0; lane < LANES; lane++) total += own[0][lane];
+  return total;
+}
+
+SIMD static void rms_norm(const uint16_t *x, const uint16_t *weight, uint16_t *y, long rows, long count, float eps) {
+  for (long row = 0; row < rows; row++, x += count, y += count) {
+    float scale = 1 / sqrtf(sum_of_squares(x, count) / (float)count + eps);
+    for (long i = 0; i < count; i++) y[i] = narrow(widen_one(weight[i]) * rounded(widen_one(x[i]) * scale));
+  }
+}
+
+/* The rotary embedding of one head, in place. */
+SIMD static void rotate(uint16_t *x, const uint16_t *cosine, const uint16_t *sine, long head_dim) {
+  long half = head_dim / 2;
+  for (long i = 0; i < half; i++) {
+    float left = widen_one(x[i]), right = widen_one(x[i + half]);
+    x[i] = narrow(rounded(left * widen_one(cosine[i])) + rounded(-right * widen_one(sine[i])));
+    x[i + half] = narrow(rounded(right * widen_one(cosine[i + half])) + rounded(left * widen_one(sine[i + half])));
+  }
+}
+
+SIMD static void add(uint16_t *x, const uint16_t *y, long count) {
+  for (long i = 0; i < count; i++) x[i] = narrow(widen_one(x[i]) + widen_one(y[i]));
+}
+
+/* exp to one unit in the last place, as torch computes it. Source: sleefsimdsp.c, xexpf (SLEEF 3). */
+INLINE floats exp_lanes(floats x) {
+#if defined(__x86_64__)
+  floats whole = (floats)_mm256_round_ps((__m256)(x * 0x1.715476p0f), _MM_FROUND_TO_NEAREST_INT);
+#else
+  floats whole;
+  for (int i = 0; i < LANES; i++) whole[i] = nearbyintf(x[i] * 0x1.715476p0f);
+#endif
+  floats rest = x - whole * 0.693145751953125f;
+  rest = rest - whole * 1.428606765330187045e-06f;
+  floats sum = rest * 0.000198527617612853646278381f + 0.00139304355252534151077271f;
+  sum = sum * rest + 0.00833336077630519866943359f;
+  sum = sum * rest + 0.0416664853692054748535156f;
+  sum = sum * rest + 0.166666671633720397949219f;
+  sum = sum * rest + 0.5f;
+  sum = 1.0f + (rest * rest * sum + rest);
+  ints power = __builtin_convertvector(whole, ints), half = power >> 1;
+  sum = sum * (floats)((half + 127) << 23) * (floats)((power - half + 127) << 23);
+  return choose(x > all(100.0f), all(INFINITY), choose(x < all(-104.0f), all(0), sum));
+}
+
+/* silu(gate) * up, of one row. count is a multiple of 8. */
+SIMD static void gate(const uint16_t *gate_up, uint16_t *y, long count) {
+  const uint16_t *up = gate_up + count;
+  for (long at = 0; at < count; at += LANES) {
+    floats x = widen(gate_up + at), activated = x / (1.0f + exp_lanes(-x));
+    for (int i = 0; i < LANES; i++) y[at + i] = narrow(rounded(activated[i]) * widen_one(up[at + i]));
+  }
+}
+
+typedef struct {
+  const decoder *model;
+  const decoder_sequence *sequences;
+  const workspace *work;
+  long layer, longest;
+} attention;
+
+static uint16_t *head_states(const decoder *m, const decoder_sequence *s, long layer, long which, long head) {
+  return s->states + (((layer * 2 + which) * m->kv_heads + head) * s->capacity) * m->head_dim;
+}
+
+/* One K/V head of one sequence: its new position joins, then its query heads look. */
+static void attend_head(const void *job, long index) {
+  const attention *a = job;
+  const decoder *m = a->model;
+  long row = index / m->kv_heads, head = index % m->kv_heads, group = m->heads / m->kv_heads, size = m->head_dim;
+  const decoder_sequence *s = a->sequences + row;
+  uint16_t *query = a->work->qkv + row * qkv_rows(m);
+  uint16_t *key = query + (m->heads + head) * size, *value = key + m->kv_heads * size;
+  uint16_t *keys = head_states(m, s, a->layer, 0, head), *values = head_states(m, s, a->layer, 1, head);
+  rotate(key, s->cosine, s->sine, size);
+  memcpy(keys + s->length * size, key, (size_t)size * 2);
+  memcpy(values + s->length * size, value, (size_t)size * 2);
+  for (long q = head * group; q < (head + 1) * group; q++) {
+    rotate(query + q * size, s->cosine, s->sine, size);
+    attend(query + q * size, keys, values, a->work->attended + (row * m->heads + q) * size,
+           a->work->scores + (row * m->heads + q) * a->longest, s->length + 1, size);
+  }
+}
+
+void decode(pool *threads, int width, const decoder *m, const decoder_sequence *sequences, long count, long longest,
+            uint16_t *logits, void *memory) {
+  char *at = (char *)(((uintptr_t)memory + ALIGN - 1) / ALIGN * ALIGN);
+  workspace w = carve(m, count, longest, &at);
+  long hidden = m->hidden, inner = m->intermediate, q_rows = m->heads * m->head_dim;
+  for (long row = 0; row < count; row++)
+    memcpy(w.hidden + row * hidden, m->embed + sequences[row].token * hidden, (size_t)hidden * 2);
+  for (long layer = 0; layer < m->layers; layer++) {
+    const decoder_layer *l = m->layer + layer;
+    rms_norm(w.hidden, l->input_norm, w.normed, count, hidden, m->norm_eps);
+    linear(threads, width, w.normed, l->qkv, w.qkv, w.wide, count, qkv_rows(m), hidden);
+    attention job = {m, sequences, &w, layer, longest};
+    pool_run(threads, width, attend_head, &job, count * m->kv_heads);
+    linear(threads, width, w.attended, l->o, w.product, w.wide, count, hidden, q_rows);
+    add(w.hidden, w.product, count * hidden);
+    rms_norm(w.hidden, l->post_norm, w.normed, count, hidden, m->norm_eps);
+    linear(threads, width, w.normed, l->gate_up, w.gate_up, w.wide, count, 2 * inner, hidden);
+    for (long row = 0; row < count; row++) gate(w.gate_up + row * 2 * inner, w.mlp + row * inner, inner);
+    linear(threads, width, w.mlp, l->down, w.product, w.wide, count, hidden, inner);
+    add(w.hidden, w.product, count * hidden);
+  }
+  rms_norm(w.hidden, m->norm, w.normed, count, hidden, m->norm_eps);
+  linear(threads, width, w.normed, m->head, logits, w.wide, count, m->vocab, hidden);
+}

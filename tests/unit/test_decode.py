@@ -1,0 +1,142 @@
+"""The compiled decoder: the bits of the one in torch, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+
+from rowlock.bindings.cpu.decode import NativeDecoder, supported
+from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.decoder import Decoder, Span
+from rowlock.bindings.model.keys_values import KeysValues
+from rowlock.bindings.model.layout import build_layout
+
+ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+SHAPES = {
+    "grouped heads": ModelConfig("llama", 300, 96, 136, 3, 6, 2, 16, 700, 1e-5, 1e4, None, tied=True),
+    "wide heads, own head": ModelConfig("llama", 257, 72, 64, 2, 2, 2, 128, 700, 1e-6, 1e6, None, tied=False),
+}
+
+pytestmark = pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch adds in another order when its threads share one product."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    library = load_kernels()
+    if library is None:
+        pytest.skip("no kernels in this installation: no C compiler")
+    return Kernels(library, 2)
+
+
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
+def pair(request: pytest.FixtureRequest, kernels: Kernels) -> tuple[Decoder, NativeDecoder]:
+    """A decoder over random weights, and the compiled one over the same."""
+    config: ModelConfig = request.param
+    source = torch.Generator().manual_seed(0)
+    weights = {
+        name: (torch.randn(parent.rows, parent.row_bytes // 2, generator=source) * (1 if parent.rows == 1 else 0.2)).to(
+            torch.bfloat16
+        )
+        for name, parent in build_layout(config, "BF16").parents.items()
+    }
+    decoder = Decoder(config, weights)
+    assert supported(config, decoder.dtype)
+    return decoder, NativeDecoder(decoder, weights, kernels)
+
+
+def filled(decoder: Decoder, tokens: list[int]) -> KeysValues:
+    cache = decoder.new_cache(len(tokens) + 40)
+    if tokens:
+        decoder.forward([Span(torch.tensor(tokens), cache)])
+    return cache
+
+
+def one(token: int, cache: KeysValues) -> Span:
+    return Span(torch.tensor([token]), cache)
+
+
+@pytest.mark.parametrize("past", [0, 1, 2, 3, 6, 7, 30, 510, 511, 512, 600])
+def test_logits_and_keys_and_values(pair: tuple[Decoder, NativeDecoder], past: int) -> None:
+    reference, native = pair
+    source = random.Random(past)
+    prompt = [source.randrange(257) for _ in range(past)]
+    first, second = filled(reference, prompt), filled(reference, prompt)
+    for _ in range(4):
+        token = source.randrange(257)
+        assert torch.equal(native.forward([one(token, second)]), reference.forward([one(token, first)]))
+    assert first.length == second.length == past + 4
+    taken = slice(0, first.length)
+    assert torch.equal(first.states[..., taken, :], second.states[..., taken, :])
+
+
+def test_what_a_sequence_gets_does_not_depend_on_the_batch(pair: tuple[Decoder, NativeDecoder]) -> None:
+    reference, native = pair
+    prompts = [[5], [9, 9, 7], list(range(40)), list(range(100, 117)), [1, 2]]
+    alone = [native.forward([one(3, filled(reference, prompt))]) for prompt in prompts]
+    together = native.forward([one(3, filled(reference, prompt)) for prompt in prompts])
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> None:
+    reference, native = pair
+    prompt = torch.tensor([4, 5, 6])
+    expected = [
+        reference.forward([one(3, filled(reference, [8, 9]))]),
+        reference.forward([Span(prompt, reference.new_cache(10))]),
+        reference.forward([one(7, filled(reference, [1]))]),
+    ]
+    spans = [one(3, filled(reference, [8, 9])), Span(prompt, reference.new_cache(10)), one(7, filled(reference, [1]))]
+    assert torch.equal(native.forward(spans), torch.cat(expected))
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
+@pytest.mark.parametrize("positions", [1, 7, 8, 9, 13, 100, 511, 512, 513, 1030])
+@pytest.mark.parametrize("cancelling", [False, True])
+def test_attention(kernels: Kernels, head_dim: int, positions: int, cancelling: bool) -> None:
+    source = torch.Generator().manual_seed(positions)
+    query = torch.randn(1, head_dim, generator=source).mul(2).bfloat16()
+    keys, values = (torch.randn(positions, head_dim, generator=source).bfloat16() for _ in range(2))
+    if cancelling:  # equal weights, values that sum to nothing: what is left shows the order of the additions
+        keys[:] = keys[:1].clone()
+        values[positions - positions // 2 :] = -values[: positions // 2]
+    expected = F.scaled_dot_product_attention(query[None, None], keys[None, None], values[None, None])[0, 0]
+    out, scores = torch.empty_like(query), torch.empty(positions)
+    kernels.library.attend(
+        query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), scores.data_ptr(), positions, head_dim
+    )
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("positions", [8, 12, 15, 24, 31, 57])
+def test_attention_of_many(kernels: Kernels, positions: int) -> None:
+    """An addition in another order shows in one of some thousand."""
+    heads, head_dim = 4000, 64
+    source = torch.Generator().manual_seed(positions)
+    query = torch.randn(1, heads, 1, head_dim, generator=source).mul(1.5).bfloat16()
+    keys, values = (torch.randn(1, heads, positions, head_dim, generator=source).bfloat16() for _ in range(2))
+    expected = F.scaled_dot_product_attention(query, keys, values)
+    out, scores = torch.empty_like(query), torch.empty(positions)
+    for head in range(heads):
+        parts = (part[0, head].data_ptr() for part in (query, keys, values, out))
+        kernels.library.attend(*parts, scores.data_ptr(), positions, head_dim)
+    assert torch.equal(out, expected)
+
+
+def test_what_is_not_supported() -> None:
+    config = SHAPES["grouped heads"]
+    assert not supported(config, torch.float32)
+    assert not supported(ModelConfig(**{**vars(config), "head_dim": 20}), torch.bfloat16)
