@@ -168,7 +168,7 @@ class Sequence(Protocol):
 
 
 Step = int | None | DeviceError
-"""What one step gave a sequence: a token; None while more of its prompt is left; an error that is its own."""
+"""What one step gave a sequence: a token; None: none yet; an error that is its own."""
 
 
 class Runtime(Protocol):
@@ -184,10 +184,10 @@ class Runtime(Protocol):
         ...
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
-        """Run one bounded step of each: a chunk of its prompt, or one token.
+        """Run one bounded step: a piece of a prompt, or one token of several sequences.
 
-        What a sequence gets does not depend on the others. After an error that is raised
-        none of them can go on.
+        Every sequence comes to its turn. What it gets does not depend on the others. After an error that is
+        raised none of them can go on.
         """
         ...
 

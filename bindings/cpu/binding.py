@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 
@@ -16,8 +16,11 @@ from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Sequence, Step
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder
-from rowlock.bindings.model.generation import DecoderSequence, Forward, advance
+from rowlock.bindings.model.generation import DecoderSequence, Stepper
 from rowlock.bindings.model.layout import Layout, ParentInfo
+
+SHARED_CHUNK: Final = 8
+"""Prompt tokens of one step while others decode, for each thread: some 40 ms of a small model."""
 
 
 class CpuBinding:
@@ -80,22 +83,22 @@ class CpuRuntime:
         self._threads = threads
         self._live = dict(allocations)
         weights = {name: memory.tensor(allocation) for name, allocation in allocations.items()}
-        self._decoder: Decoder | None
-        self._forward: Forward | None
-        self._decoder, self._forward = threads.create_decoder(config, weights)
+        decoder, forward = threads.create_decoder(config, weights)
+        self._decoder: Decoder | None = decoder
+        self._stepper: Stepper | None = Stepper(forward)
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderSequence:
         assert self._decoder is not None, "the runtime is closed"
         return DecoderSequence(self._decoder, prompt, sampling, capacity)
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
-        assert self._forward is not None, "the runtime is closed"
+        assert self._stepper is not None, "the runtime is closed"
         own = cast(list[DecoderSequence], sequences)
-        self._threads.prepare(max(len(sequence.pending) for sequence in own))
-        return advance(self._forward, own)
+        width = self._threads.prepare()
+        return self._stepper.advance(own, SHARED_CHUNK * width)
 
     def close(self) -> None:
-        self._decoder = self._forward = None
+        self._decoder = self._stepper = None
         for name in list(self._live):
             self._memory.release(self._live[name])
             del self._live[name]

@@ -1,7 +1,7 @@
-"""Forward passes in which single tokens go through one compiled function.
+"""Forward passes through one compiled function.
 
-A step of single tokens is some thousand small operations; from Python each costs more than it computes, and
-the interpreter's lock is taken and given for each.
+A step is some thousand small operations; from Python each costs more than it computes, and the interpreter's
+lock is taken and given for each.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def supported(config: ModelConfig, dtype: torch.dtype) -> bool:
 
 
 class NativeDecoder:
-    """A :class:`rowlock.bindings.model.decoder.Decoder` whose single tokens are computed by compiled code.
+    """A :class:`rowlock.bindings.model.decoder.Decoder` in compiled code, with the same bits.
 
-    Both give the same bits.
+    A prompt gives the same however it is cut in spans: what it would give in one.
 
     Args:
-        decoder: computes everything else.
+        decoder: over the same weights.
         weights: resident tensors by parent name; they must not move.
         kernels: of this machine.
 
@@ -62,37 +62,28 @@ class NativeDecoder:
         )  # fmt: skip
 
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
-        """Logits ``[len(spans), vocab]`` of the last token of each; see ``Decoder.forward``."""
-        single = [len(span.tokens) == 1 for span in spans]
-        if not any(single):
-            return self._decoder.forward(spans)
-        if all(single):
-            return self._decode(spans)
-        logits = torch.empty(len(spans), self._decoder.config.vocab, dtype=torch.bfloat16)
-        chosen = torch.tensor(single)
-        logits[~chosen] = self._decoder.forward([span for span in spans if len(span.tokens) > 1])
-        logits[chosen] = self._decode([span for span in spans if len(span.tokens) == 1])
-        return logits
-
-    def _decode(self, spans: Sequence[Span]) -> torch.Tensor:
-        count, longest = len(spans), max(span.cache.length for span in spans) + 1
+        """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their caches."""
+        count, total = len(spans), sum(len(span.tokens) for span in spans)
         cosines, sines = (part.contiguous() for part in self._decoder.rotation(spans))
         rows = (DecoderSequence * count)()
+        start = 0
         for index, span in enumerate(spans):
             cache = span.cache
-            assert cache.length < cache.capacity, "the sequence is full"
+            assert cache.length + len(span.tokens) <= cache.capacity, "the sequence is full"
+            assert span.tokens.is_contiguous()
             rows[index] = DecoderSequence(
-                cache.states.data_ptr(), cache.capacity, cache.length, int(span.tokens),
-                cosines[index].data_ptr(), sines[index].data_ptr(),
+                cache.states.data_ptr(), cache.capacity, cache.length, span.prompt, len(span.tokens),
+                span.tokens.data_ptr(), cosines[start].data_ptr(), sines[start].data_ptr(),
             )  # fmt: skip
-        needed = self._kernels.library.decode_workspace(self._model, count, longest)
+            start += len(span.tokens)
+        needed = self._kernels.library.decode_workspace(self._model, total)
         if self._workspace.numel() < needed:
             self._workspace = torch.empty(needed, dtype=torch.uint8)
         logits = torch.empty(count, self._decoder.config.vocab, dtype=torch.bfloat16)
         self._kernels.library.decode(
-            self._kernels.pool, self._kernels.width, self._model, rows, count, longest,
+            self._kernels.pool, self._kernels.width, self._model, rows, count,
             logits.data_ptr(), self._workspace.data_ptr(),
         )  # fmt: skip
         for span in spans:
-            span.cache.length += 1
+            span.cache.length += len(span.tokens)
         return logits

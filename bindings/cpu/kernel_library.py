@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from typing import Final
 
 LAYER_WEIGHTS: Final = ("input_norm", "qkv", "o", "post_norm", "gate_up", "down")
@@ -33,12 +33,17 @@ class DecoderSequence(Structure):
 
     _fields_ = [
         ("states", c_void_p),
-        ("capacity", c_long),
-        ("length", c_long),
-        ("token", c_int64),
+        *((name, c_long) for name in ("capacity", "length", "prompt", "count")),
+        ("tokens", c_void_p),
         ("cosine", c_void_p),
         ("sine", c_void_p),
     ]
+
+
+class AttentionRows(Structure):
+    """``attention_rows`` of ``attention.h``."""
+
+    _fields_ = [(name, c_long) for name in ("first", "count", "prompt")]
 
 
 def load_kernels() -> ctypes.CDLL | None:
@@ -52,11 +57,14 @@ def load_kernels() -> ctypes.CDLL | None:
         "pool_create": (c_void_p, [c_int]),
         "pool_destroy": (None, [c_void_p]),
         "linear": (None, [c_void_p, c_int, *[c_void_p] * 4, *[c_long] * 3]),
-        "attend": (None, [*[c_void_p] * 5, *[c_long] * 2]),
-        "decode_workspace": (c_long, [POINTER(DecoderModel), c_long, c_long]),
+        "attend": (
+            None,
+            [AttentionRows, c_long, c_long, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long],
+        ),
+        "decode_workspace": (c_long, [POINTER(DecoderModel), c_long]),
         "decode": (
             None,
-            [c_void_p, c_int, POINTER(DecoderModel), POINTER(DecoderSequence), c_long, c_long, c_void_p, c_void_p],
+            [c_void_p, c_int, POINTER(DecoderModel), POINTER(DecoderSequence), c_long, c_void_p, c_void_p],
         ),
     }
     for name, (result, arguments) in signatures.items():

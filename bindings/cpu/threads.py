@@ -20,7 +20,7 @@ class HostThreads:
 
     torch's own bfloat16 products are used where it has the processor's bfloat16 instructions to use.
     On AVX2 they run at a third of memory speed for one row, at no less per row for more, and torch's threads wait
-    for each other at barriers: one that is set aside by the kernel holds up every operation. There kernels of our
+    for each other at barriers: one that is set aside by the system holds up every operation. There kernels of our
     own are used, which give the same bits; see ``kernels/``.
     """
 
@@ -29,7 +29,7 @@ class HostThreads:
         self._left = 0
         library = load_kernels() if torch.backends.cpu.get_cpu_capability() == "AVX2" else None
         self._kernels = Kernels(library, threads) if library is not None else None
-        torch.set_num_threads(threads)
+        self.prepare()
 
     def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> tuple[Decoder, Forward]:
         """The decoder over these weights, and how to call it."""
@@ -45,15 +45,16 @@ class HostThreads:
         """See :meth:`rowlock.bindings.device.Binding.leave`; one thread always stays."""
         self._left = threads
 
-    def prepare(self, tokens: int) -> None:
-        """Set the threads for a step whose longest span has so many tokens.
+    def prepare(self) -> int:
+        """Set the threads for one step; returns how many.
 
-        With kernels of our own for what is large in a step of single tokens, one thread of torch's is
-        quicker for the rest than several that wait for each other.
+        With kernels of our own for what is large in a step, one thread of torch's is quicker
+        for the rest than several that wait for each other.
         """
         width = max(self._threads - self._left, 1)
         if self._kernels is not None:
             self._kernels.width = width
-            width = width if tokens > 1 else 1
-        if torch.get_num_threads() != width:
-            torch.set_num_threads(width)
+        wanted = 1 if self._kernels is not None else width
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+        return width

@@ -24,10 +24,16 @@ Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens ``[T]`` of one sequence, which follow what its cache holds."""
+    """Tokens ``[T]`` of one sequence, which follow what its cache holds.
+
+    Attributes:
+        prompt: length of the prompt that they are of; 1 for what follows it.
+
+    """
 
     tokens: torch.Tensor
     cache: KeysValues
+    prompt: int = 1
 
 
 class Decoder:

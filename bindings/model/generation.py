@@ -11,8 +11,11 @@ from rowlock.bindings.device import DeviceError, DeviceFault, Sampling, Step
 from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.keys_values import KeysValues
 
-PREFILL_CHUNK: Final = 128
-"""Prompt tokens of one step: what a step may delay others by."""
+Forward = Callable[[Sequence[Span]], torch.Tensor]
+"""Logits ``[len(spans), vocab]`` of the last token of each; see ``Decoder.forward``."""
+
+PROMPT_CHUNK: Final = 128
+"""Prompt tokens of one step while nobody decodes."""
 
 
 class DecoderSequence:
@@ -29,35 +32,69 @@ class DecoderSequence:
         self.pending = torch.tensor(prompt, dtype=torch.long)
         self.sampler = Sampler(sampling)
         self.cache: KeysValues | None = decoder.new_cache(capacity)
+        self._prompt = len(prompt)
+
+    @property
+    def in_prompt(self) -> bool:
+        return len(self.pending) > 1
+
+    def take(self, count: int) -> Span:
+        """The next tokens, at most so many."""
+        assert self.cache is not None, "the sequence is closed"
+        chunk, self.pending = self.pending[:count], self.pending[count:]
+        return Span(chunk, self.cache, self._prompt if self.cache.length < self._prompt else 1)
+
+    def accept(self, logits: torch.Tensor) -> Step:
+        """What follows from the logits ``[vocab]`` of the last span taken."""
+        if len(self.pending):
+            return None
+        try:
+            token = self.sampler.choose(logits)
+        except DeviceError as error:
+            return error
+        self.pending = torch.tensor([token])
+        return token
 
     def close(self) -> None:
         self.cache = None
 
 
-Forward = Callable[[Sequence[Span]], torch.Tensor]
-"""Logits ``[len(spans), vocab]`` of the last token of each; see ``Decoder.forward``."""
+class Stepper:
+    """Steps over several sequences: prompts and single tokens take turns.
 
+    One prompt at a time, the oldest first, and in small pieces while others decode: nobody waits for more than one
+    piece between two tokens, and the first answers do not wait for the last prompts.
 
-def advance(forward: Forward, sequences: Sequence[DecoderSequence]) -> list[Step]:
-    """One step of every sequence, as one batch; see :meth:`rowlock.bindings.device.Runtime.advance`."""
-    spans = []
-    for sequence in sequences:
-        assert sequence.cache is not None, "the sequence is closed"
-        spans.append(Span(sequence.pending[:PREFILL_CHUNK], sequence.cache))
-        sequence.pending = sequence.pending[PREFILL_CHUNK:]
-    logits = forward(spans)
-    return [_next(sequence, row) for sequence, row in zip(sequences, logits, strict=True)]
+    Args:
+        forward: computes.
 
+    """
 
-def _next(sequence: DecoderSequence, logits: torch.Tensor) -> Step:
-    if len(sequence.pending):
-        return None
-    try:
-        token = sequence.sampler.choose(logits)
-    except DeviceError as error:
-        return error
-    sequence.pending = torch.tensor([token])
-    return token
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._prompt_was_last = False
+
+    def choose(self, sequences: Sequence[DecoderSequence]) -> list[DecoderSequence]:
+        """Those that the next step is for: one in its prompt, or all that are past theirs."""
+        prompts = [sequence for sequence in sequences if sequence.in_prompt]
+        decoding = [sequence for sequence in sequences if not sequence.in_prompt]
+        self._prompt_was_last = bool(prompts) and not (decoding and self._prompt_was_last)
+        return prompts[:1] if self._prompt_was_last else decoding
+
+    def advance(self, sequences: Sequence[DecoderSequence], shared_chunk: int) -> list[Step]:
+        """See :meth:`rowlock.bindings.device.Runtime.advance`.
+
+        Args:
+            sequences: all that run.
+            shared_chunk: prompt tokens of one step while others decode.
+
+        """
+        chosen = self.choose(sequences)
+        alone = all(sequence.in_prompt for sequence in sequences)
+        spans = [sequence.take(PROMPT_CHUNK if alone else shared_chunk) for sequence in chosen]
+        logits = self._forward(spans)
+        steps = {id(sequence): sequence.accept(row) for sequence, row in zip(chosen, logits, strict=True)}
+        return [steps.get(id(sequence)) for sequence in sequences]
 
 
 class Sampler:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
 from rowlock.bindings.cpu.decode import NativeDecoder, supported
-from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
+from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, load_kernels
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.keys_values import KeysValues
@@ -91,6 +91,23 @@ def test_what_a_sequence_gets_does_not_depend_on_the_batch(pair: tuple[Decoder, 
     assert torch.equal(together, torch.cat(alone))
 
 
+PROMPTS = [1, 2, 3, 5, 11, 12, 31, 32, 33, 34, 63, 64, 65, 191, 192, 193, 194, 300, 511, 512, 513, 514]
+
+
+@pytest.mark.parametrize("length", PROMPTS)
+@pytest.mark.parametrize("pieces", ["whole", "odd", "single"])
+def test_a_prompt_however_it_is_cut(pair: tuple[Decoder, NativeDecoder], length: int, pieces: str) -> None:
+    reference, native = pair
+    source = random.Random(length)
+    prompt = torch.tensor([source.randrange(257) for _ in range(length)])
+    first, second = reference.new_cache(length), reference.new_cache(length)
+    expected = reference.forward([Span(prompt, first)])
+    for piece in prompt.split({"whole": length, "odd": 7, "single": 1}[pieces]):
+        logits = native.forward([Span(piece, second, length)])
+    assert torch.equal(logits, expected)
+    assert torch.equal(first.states, second.states)
+
+
 def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> None:
     reference, native = pair
     prompt = torch.tensor([4, 5, 6])
@@ -99,8 +116,26 @@ def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> No
         reference.forward([Span(prompt, reference.new_cache(10))]),
         reference.forward([one(7, filled(reference, [1]))]),
     ]
-    spans = [one(3, filled(reference, [8, 9])), Span(prompt, reference.new_cache(10)), one(7, filled(reference, [1]))]
+    spans = [
+        one(3, filled(reference, [8, 9])),
+        Span(prompt, reference.new_cache(10), len(prompt)),
+        one(7, filled(reference, [1])),
+    ]
     assert torch.equal(native.forward(spans), torch.cat(expected))
+
+
+def attended(
+    kernels: Kernels, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int
+) -> torch.Tensor:
+    """Of the positions from ``first`` on, as a prompt; ``query`` [T, heads, head_dim], keys [positions, head_dim]."""
+    count, heads, head_dim = query.shape
+    out = torch.empty_like(query)
+    stride = heads * head_dim
+    kernels.library.attend(
+        AttentionRows(first, count, first + count if first == 0 else 1), heads, head_dim, query.data_ptr(), stride,
+        keys.data_ptr(), values.data_ptr(), out.data_ptr(), stride,
+    )  # fmt: skip
+    return out
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
@@ -108,32 +143,26 @@ def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> No
 @pytest.mark.parametrize("cancelling", [False, True])
 def test_attention(kernels: Kernels, head_dim: int, positions: int, cancelling: bool) -> None:
     source = torch.Generator().manual_seed(positions)
-    query = torch.randn(1, head_dim, generator=source).mul(2).bfloat16()
+    query = torch.randn(1, 1, head_dim, generator=source).mul(2).bfloat16()
     keys, values = (torch.randn(positions, head_dim, generator=source).bfloat16() for _ in range(2))
     if cancelling:  # equal weights, values that sum to nothing: what is left shows the order of the additions
         keys[:] = keys[:1].clone()
         values[positions - positions // 2 :] = -values[: positions // 2]
-    expected = F.scaled_dot_product_attention(query[None, None], keys[None, None], values[None, None])[0, 0]
-    out, scores = torch.empty_like(query), torch.empty(positions)
-    kernels.library.attend(
-        query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), scores.data_ptr(), positions, head_dim
-    )
-    assert torch.equal(out, expected)
+    expected = F.scaled_dot_product_attention(query[None], keys[None, None], values[None, None])[0]
+    assert torch.equal(attended(kernels, query, keys, values, positions - 1), expected)
 
 
-@pytest.mark.parametrize("positions", [8, 12, 15, 24, 31, 57])
+@pytest.mark.parametrize("positions", [2, 3, 4, 7, 11, 12, 15, 24, 31, 33, 57, 65, 194, 257, 514])
 def test_attention_of_many(kernels: Kernels, positions: int) -> None:
     """An addition in another order shows in one of some thousand."""
-    heads, head_dim = 4000, 64
+    heads, head_dim = max(12000 // positions, 40), 64
     source = torch.Generator().manual_seed(positions)
-    query = torch.randn(1, heads, 1, head_dim, generator=source).mul(1.5).bfloat16()
-    keys, values = (torch.randn(1, heads, positions, head_dim, generator=source).bfloat16() for _ in range(2))
-    expected = F.scaled_dot_product_attention(query, keys, values)
-    out, scores = torch.empty_like(query), torch.empty(positions)
-    for head in range(heads):
-        parts = (part[0, head].data_ptr() for part in (query, keys, values, out))
-        kernels.library.attend(*parts, scores.data_ptr(), positions, head_dim)
-    assert torch.equal(out, expected)
+    query = torch.randn(positions, heads, head_dim, generator=source).mul(1.5).bfloat16()
+    keys, values = (torch.randn(positions, head_dim, generator=source).bfloat16() for _ in range(2))
+    expected = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None], keys[None, None], values[None, None], is_causal=True, enable_gqa=True
+    )
+    assert torch.equal(attended(kernels, query, keys, values, 0), expected[0].transpose(0, 1))
 
 
 def test_what_is_not_supported() -> None:

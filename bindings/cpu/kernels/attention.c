@@ -1,8 +1,9 @@
-/* Attention with the bits of torch's scaled_dot_product_attention on AVX2, for one query.
+/* Attention with the bits of torch's scaled_dot_product_attention on AVX2, causal, on one thread.
  *
- * Positions are taken in blocks of 512 with a running maximum. Source of that order, and of the
- * exponential: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp and ATen/cpu/vec/vec256 (PyTorch 2.13). That of
- * the additions inside the two products is what its library's bfloat16 product does with one column.
+ * torch takes queries in blocks of 32, 64 or 256, and keys in blocks of 512, with a running maximum; hidden keys
+ * of a block count where they decide in which order the others are added. Source of that order, and of the exponential:
+ * aten/src/ATen/native/cpu/FlashAttentionKernel.cpp and ATen/cpu/vec/vec256 (PyTorch 2.13). The order of the additions
+ * in the two products is what its library's bfloat16 product does, which differs for few queries or keys.
  */
 #include "attention.h"
 
@@ -10,7 +11,7 @@
 
 #include "numbers.h"
 
-enum { BLOCK = 512, HEAD_DIM_MAX = 256 };
+enum { BLOCK = 512, PART = 192, FEW_QUERIES = 4, FEW_KEYS = 12, HEAD_DIM_MAX = 256 };
 
 /* exp with about 16 bits: the exponent and the mantissa of a float are a logarithm, and a cubic mends it.
  * Source: Malossi et al., Fast Exponential Computation on SIMD Architectures, 2015. */
@@ -31,32 +32,74 @@ INLINE floats quick_exp(floats x) {
   return choose(above, all(INFINITY), choose(below, all(0), value));
 }
 
-/* Sums at distance 4 along head_dim, then (0 + 2) + (1 + 3). */
-INLINE float score(const uint16_t *query, const uint16_t *key, long head_dim) {
+/* For few queries or keys: sums at distance 4 along head_dim, then (0 + 2) + (1 + 3). */
+INLINE float score_by_four(const uint16_t *query, const uint16_t *key, long head_dim) {
   float sums[4] = {0};
   for (long at = 0; at < head_dim; at += 4)
     for (int i = 0; i < 4; i++) sums[i] += widen_one(query[at + i]) * widen_one(key[at + i]);
   return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
-/* Scores become weights, rounded to bfloat16; returns their sum before rounding. */
-INLINE float exponentials(float *scores, long count, float maximum) {
+INLINE float score_by_eight(const uint16_t *query, const uint16_t *key, long head_dim) {
+  floats sums = {0};
+  for (long at = 0; at < head_dim; at += LANES) sums += widen(query + at) * widen(key + at);
+  return sum_lanes(sums);
+}
+
+/* Of one query among several with `seen` of a block's keys: the block's last keys, past a multiple of 4, are apart. */
+INLINE void scores_of_few(const uint16_t *query, const uint16_t *keys, long seen, long block, long head_dim,
+                          float *scores) {
+  long fours = block == 1 ? 1 : block - block % 4;
+  for (long at = 0; at < seen; at++) {
+    const uint16_t *key = keys + at * head_dim;
+    scores[at] = at < fours ? score_by_four(query, key, head_dim) : score_by_eight(query, key, head_dim);
+  }
+}
+
+/* For several: one sum along each part of head_dim. Eight queries `packed` [head_dim][8] with eight keys at a time. */
+INLINE void scores_of_tile(const float *packed, const uint16_t *keys, long count, long head_dim,
+                           float *scores) {
+  long part = head_dim <= PART ? head_dim : head_dim / 2;
+  float wide[LANES][HEAD_DIM_MAX];
+  for (long first = 0; first < count; first += LANES) {
+    long last = count - first < LANES ? count - first - 1 : LANES - 1;
+    for (long key = 0; key < LANES; key++)
+      for (long at = 0; at < head_dim; at += LANES)
+        store(wide[key] + at, widen(keys + (first + (key < last ? key : last)) * head_dim + at));
+    floats sums[LANES] = {{0}};
+    for (long start = 0; start < head_dim; start += part) {
+      floats a = {0}, b = a, c = a, d = a, e = a, f = a, g = a, h = a;
+      for (long at = start; at < start + part; at++) {
+        floats values = load(packed + at * LANES);
+        a += values * wide[0][at], b += values * wide[1][at], c += values * wide[2][at], d += values * wide[3][at];
+        e += values * wide[4][at], f += values * wide[5][at], g += values * wide[6][at], h += values * wide[7][at];
+      }
+      sums[0] += a, sums[1] += b, sums[2] += c, sums[3] += d, sums[4] += e, sums[5] += f, sums[6] += g, sums[7] += h;
+    }
+    for (long key = 0; key <= last; key++)
+      for (int query = 0; query < LANES; query++) scores[query * BLOCK + first + key] = sums[key][query];
+  }
+}
+
+/* Scores become weights, rounded to bfloat16; returns their sum before rounding. Of the `count` of a block only the
+ * first `seen` are not hidden, but which of them are computed as vectors depends on all. */
+INLINE float exponentials(float *scores, long seen, long count, float maximum) {
   floats even = {0}, odd = {0};
   long at = 0;
-  for (; at + 2 * LANES <= count; at += 2 * LANES) {
+  for (; at < seen && at + 2 * LANES <= count; at += 2 * LANES) {
     floats first = quick_exp(load(scores + at) - maximum), second = quick_exp(load(scores + at + LANES) - maximum);
     even += first;
     odd += second;
     for (int i = 0; i < LANES; i++) scores[at + i] = rounded(first[i]), scores[at + LANES + i] = rounded(second[i]);
   }
-  if (at + LANES <= count) {
+  if (at < seen && at + LANES <= count) {
     floats last = quick_exp(load(scores + at) - maximum);
     even += last;
     for (int i = 0; i < LANES; i++) scores[at + i] = rounded(last[i]);
     at += LANES;
   }
   float total = sum_lanes(even + odd);
-  for (; at < count; at++) {
+  for (; at < seen; at++) {
     float value = expf(scores[at] - maximum);
     total += value;
     scores[at] = rounded(value);
@@ -64,42 +107,144 @@ INLINE float exponentials(float *scores, long count, float maximum) {
   return total;
 }
 
-/* Adds weights times values: four positions at a time, (0 + 2) + (1 + 3); what is left over, last first. */
-INLINE void accumulate(float *sums, const float *weights, const uint16_t *values, long count, long head_dim) {
+/* Adds weights times values, for one query: four positions at a time, (0 + 2) + (1 + 3); what is left, last first. */
+INLINE floats weigh_fours(floats sum, const float *weights, const uint16_t *from, long count, long head_dim) {
   long whole = count - count % 4;
+  for (long at = 0; at < whole; at += 4) {
+    floats even = widen(from + at * head_dim) * weights[at];
+    floats odd = widen(from + (at + 1) * head_dim) * weights[at + 1];
+    even += widen(from + (at + 2) * head_dim) * weights[at + 2];
+    odd += widen(from + (at + 3) * head_dim) * weights[at + 3];
+    sum += even + odd;
+  }
+  for (long at = count - 1; at >= whole; at--) sum += widen(from + at * head_dim) * weights[at];
+  return sum;
+}
+
+INLINE floats weigh_run(floats sum, const float *weights, const uint16_t *from, long first, long stop, long head_dim) {
+  for (long at = first; at < stop; at++) sum += widen(from + at * head_dim) * weights[at];
+  return sum;
+}
+
+/* For four and more queries: in parts of at most 192 of the block's keys, of which `seen` are not hidden. */
+INLINE floats weigh_parts(floats sum, const float *weights, const uint16_t *from, long seen, long keys, long head_dim) {
+  long part = keys <= PART ? keys : keys <= 2 * PART ? keys / 2 : PART;
+  for (long first = 0, index = 0; first < seen; index++) {
+    long stop = index == 2 ? keys : first + part;
+    sum += weigh_run(all(0), weights, from, first, stop < seen ? stop : seen, head_dim);
+    first = stop;
+  }
+  return sum;
+}
+
+typedef struct {
+  float sums[HEAD_DIM_MAX], maximum, total;
+} running;
+
+/* One query meets one block of keys: `seen` scores, the others of `keys` are hidden. */
+INLINE void meet(running *r, float *scores, long seen, long keys, const uint16_t *values, long head_dim, long queries,
+                 float scale, int first) {
+  float highest = r->maximum;
+  for (long at = 0; at < seen; at++) {
+    scores[at] *= scale;
+    highest = scores[at] > highest ? scores[at] : highest;
+  }
+  for (long at = seen; at < keys && at < seen + 2 * LANES; at++) scores[at] = -INFINITY;
+  float added = exponentials(scores, seen, keys, highest), shrink = expf(r->maximum - highest);
+  r->total = added + shrink * r->total;
+  r->maximum = highest;
   for (long lane = 0; lane < head_dim; lane += LANES) {
-    floats sum = load(sums + lane);
+    floats sum = load(r->sums + lane);
     const uint16_t *from = values + lane;
-    for (long at = 0; at < whole; at += 4) {
-      floats even = widen(from + at * head_dim) * weights[at];
-      floats odd = widen(from + (at + 1) * head_dim) * weights[at + 1];
-      even += widen(from + (at + 2) * head_dim) * weights[at + 2];
-      odd += widen(from + (at + 3) * head_dim) * weights[at + 3];
-      sum += even + odd;
-    }
-    for (long at = count - 1; at >= whole; at--) sum += widen(from + at * head_dim) * weights[at];
-    store(sums + lane, sum);
+    if (!first) sum *= shrink;
+    if (queries == 1) sum = weigh_fours(sum, scores, from, seen, head_dim);
+    else if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, from, 0, seen, head_dim);
+    else sum = weigh_parts(sum, scores, from, seen, keys, head_dim);
+    store(r->sums + lane, sum);
   }
 }
 
-SIMD void attend(const uint16_t *query, const uint16_t *keys, const uint16_t *values, uint16_t *out, float *scores,
-                 long positions, long head_dim) {
-  float scale = (float)(1.0 / sqrt((double)head_dim)), maximum = -INFINITY, total = 0;
-  float sums[HEAD_DIM_MAX] = {0};
+INLINE void finish(const running *r, uint16_t *out, long head_dim) {
+  float share = 1 / r->total;
+  for (long i = 0; i < head_dim; i++) out[i] = narrow(r->sums[i] * share);
+}
+
+INLINE void begin(running *r) {
+  memset(r->sums, 0, sizeof r->sums);
+  r->maximum = -INFINITY;
+  r->total = 0;
+}
+
+/* The only query of its block sees all keys. */
+static SIMD void attend_alone(const uint16_t *query, const uint16_t *keys, const uint16_t *values, uint16_t *out,
+                              long positions, long head_dim, float scale) {
+  float scores[BLOCK];
+  running r;
+  begin(&r);
   for (long first = 0; first < positions; first += BLOCK) {
     long count = positions - first < BLOCK ? positions - first : BLOCK;
-    float highest = maximum;
-    for (long at = 0; at < count; at++) {
-      scores[at] = score(query, keys + (first + at) * head_dim, head_dim) * scale;
-      highest = scores[at] > highest ? scores[at] : highest;
-    }
-    float added = exponentials(scores, count, highest), shrink = expf(maximum - highest);
-    total = added + shrink * total;
-    maximum = highest;
-    if (first)
-      for (long i = 0; i < head_dim; i++) sums[i] *= shrink;
-    accumulate(sums, scores, values + first * head_dim, count, head_dim);
+    for (long at = 0; at < count; at++) scores[at] = score_by_four(query, keys + (first + at) * head_dim, head_dim);
+    meet(&r, scores, count, count, values + first * head_dim, head_dim, 1, scale, !first);
   }
-  float share = 1 / total;
-  for (long i = 0; i < head_dim; i++) out[i] = narrow(sums[i] * share);
+  finish(&r, out, head_dim);
+}
+
+typedef struct {
+  const uint16_t *query;
+  uint16_t *out;
+  long position;
+} tile_row;
+
+/* Eight queries of one block, of a prompt that ends at `end`. */
+static SIMD void attend_tile(const tile_row *rows, long count, const uint16_t *keys, const uint16_t *values, long end,
+                             long queries, long head_dim, float scale) {
+  float packed[HEAD_DIM_MAX * LANES], scores[LANES * BLOCK];
+  running r[LANES];
+  long furthest = 0;
+  for (long i = 0; i < LANES; i++) {
+    const tile_row *row = rows + (i < count ? i : count - 1);
+    for (long at = 0; at < head_dim; at++) packed[at * LANES + i] = widen_one(row->query[at]);
+    begin(r + i);
+    furthest = row->position > furthest ? row->position : furthest;
+  }
+  for (long first = 0; first <= furthest; first += BLOCK) {
+    long block = end - first < BLOCK ? end - first : BLOCK;
+    long seen = furthest + 1 - first < block ? furthest + 1 - first : block;
+    int few = queries < FEW_QUERIES || block < FEW_KEYS;
+    if (!few) scores_of_tile(packed, keys + first * head_dim, seen, head_dim, scores);
+    for (long i = 0; i < count; i++) {
+      long own = rows[i].position + 1 - first < block ? rows[i].position + 1 - first : block;
+      if (few) scores_of_few(rows[i].query, keys + first * head_dim, own, block, head_dim, scores + i * BLOCK);
+      meet(r + i, scores + i * BLOCK, own, block, values + first * head_dim, head_dim, queries, scale, !first);
+    }
+  }
+  for (long i = 0; i < count; i++) finish(r + i, rows[i].out, head_dim);
+}
+
+SIMD void attend(attention_rows rows, long group, long head_dim, const uint16_t *queries, long query_stride,
+                 const uint16_t *keys, const uint16_t *values, uint16_t *out, long out_stride) {
+  float scale = (float)(1.0 / sqrt((double)head_dim));
+  long span = rows.prompt >= 768 ? 256 : rows.prompt >= 192 ? 64 : 32;
+  tile_row tile[LANES];
+  for (long at = 0; at < rows.count;) {
+    long position = rows.first + at;
+    /* the block of queries that torch would put this position into */
+    long start = rows.prompt == 1 ? position : position / span * span;
+    long stop = rows.prompt == 1 ? position + 1 : start + span < rows.prompt ? start + span : rows.prompt;
+    long next = stop - rows.first < rows.count ? stop - rows.first : rows.count, filled = 0;
+    for (; at < next; at++)
+      for (long head = 0; head < group; head++) {
+        const uint16_t *query = queries + at * query_stride + head * head_dim;
+        uint16_t *to = out + at * out_stride + head * head_dim;
+        if (stop - start == 1) {
+          attend_alone(query, keys, values, to, stop, head_dim, scale);
+          continue;
+        }
+        tile[filled++] = (tile_row){query, to, rows.first + at};
+        if (filled == LANES || (at == next - 1 && head == group - 1)) {
+          attend_tile(tile, filled, keys, values, rows.prompt, stop - start, head_dim, scale);
+          filled = 0;
+        }
+      }
+  }
 }

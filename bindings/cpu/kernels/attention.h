@@ -1,12 +1,21 @@
-/* Attention of one new position of a sequence over all of its positions. */
+/* Attention of new positions of one sequence, for one head of keys and values. */
 #pragma once
 
 #include <stdint.h>
 
-/* One head of one sequence.
+/* New positions, and how they were asked for.
  *
- * query [head_dim], keys and values [positions][head_dim] -> out [head_dim], all bfloat16.
- * `scores`: `positions` floats to work in. head_dim is a multiple of 8, at most 256.
+ * The bits of a result depend on how many positions are computed in one call of torch's, since it adds
+ * in another order for each. Here they depend on the whole prompt only: however it is cut in pieces, each
+ * position gets what it would get if the prompt were computed at once.
  */
-void attend(const uint16_t *query, const uint16_t *keys, const uint16_t *values, uint16_t *out, float *scores,
-            long positions, long head_dim);
+typedef struct {
+  long first, count; /* positions in the sequence */
+  long prompt;       /* length of the prompt that they belong to; 1 for tokens that are not of the prompt */
+} attention_rows;
+
+/* queries [count][group][head_dim], `query_stride` values from one position to the next; keys and values
+ * [positions][head_dim], those of the new rows included -> out, laid out like the queries with `out_stride`.
+ * All bfloat16. head_dim is a multiple of 8, at most 256. */
+void attend(attention_rows rows, long group, long head_dim, const uint16_t *queries, long query_stride,
+            const uint16_t *keys, const uint16_t *values, uint16_t *out, long out_stride);

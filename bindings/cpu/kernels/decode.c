@@ -1,5 +1,5 @@
-/* The decoder of bindings/model/decoder.py for single tokens: the same operations, in the same order, with
- * the same roundings to bfloat16 between them, and so the same bits (tests/unit/test_decode.py). */
+/* The decoder of bindings/model/decoder.py: the same operations, in the same order, with the same roundings to
+ * bfloat16 between them, and so the same bits (tests/unit/test_decode.py). */
 #include "decode.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #include "numbers.h"
 
 typedef struct {
-  float *wide, *scores;
+  float *wide;
   uint16_t *hidden, *normed, *qkv, *attended, *product, *gate_up, *mlp;
 } workspace;
 
@@ -28,10 +28,9 @@ static long widest(const decoder *m) {
   return wide > q ? wide : q;
 }
 
-static workspace carve(const decoder *m, long count, long longest, char **at) {
+static workspace carve(const decoder *m, long count, char **at) {
   workspace w;
   w.wide = take(at, count * widest(m) * (long)sizeof(float));
-  w.scores = take(at, count * m->heads * longest * (long)sizeof(float));
   w.hidden = take(at, count * m->hidden * 2);
   w.normed = take(at, count * m->hidden * 2);
   w.qkv = take(at, count * qkv_rows(m) * 2);
@@ -42,10 +41,10 @@ static workspace carve(const decoder *m, long count, long longest, char **at) {
   return w;
 }
 
-long decode_workspace(const decoder *model, long count, long longest) {
+long decode_workspace(const decoder *model, long rows) {
   static char none[1];
   char *at = none; /* any address that is not null: only the distance counts */
-  carve(model, count, longest, &at);
+  carve(model, rows, &at);
   return at - none + ALIGN;
 }
 
@@ -132,53 +131,68 @@ typedef struct {
   const decoder *model;
   const decoder_sequence *sequences;
   const workspace *work;
-  long layer, longest;
+  long layer;
 } attention;
 
 static uint16_t *head_states(const decoder *m, const decoder_sequence *s, long layer, long which, long head) {
   return s->states + (((layer * 2 + which) * m->kv_heads + head) * s->capacity) * m->head_dim;
 }
 
-/* One K/V head of one sequence: its new position joins, then its query heads look. */
+/* One K/V head of one sequence: its new positions join, then their query heads look. */
 static void attend_head(const void *job, long index) {
   const attention *a = job;
   const decoder *m = a->model;
-  long row = index / m->kv_heads, head = index % m->kv_heads, group = m->heads / m->kv_heads, size = m->head_dim;
-  const decoder_sequence *s = a->sequences + row;
-  uint16_t *query = a->work->qkv + row * qkv_rows(m);
-  uint16_t *key = query + (m->heads + head) * size, *value = key + m->kv_heads * size;
+  const decoder_sequence *s = a->sequences + index / m->kv_heads;
+  long head = index % m->kv_heads, group = m->heads / m->kv_heads, size = m->head_dim, stride = qkv_rows(m), row = 0;
+  for (const decoder_sequence *earlier = a->sequences; earlier < s; earlier++) row += earlier->count;
+  uint16_t *queries = a->work->qkv + row * stride + head * group * size;
   uint16_t *keys = head_states(m, s, a->layer, 0, head), *values = head_states(m, s, a->layer, 1, head);
-  rotate(key, s->cosine, s->sine, size);
-  memcpy(keys + s->length * size, key, (size_t)size * 2);
-  memcpy(values + s->length * size, value, (size_t)size * 2);
-  for (long q = head * group; q < (head + 1) * group; q++) {
-    rotate(query + q * size, s->cosine, s->sine, size);
-    attend(query + q * size, keys, values, a->work->attended + (row * m->heads + q) * size,
-           a->work->scores + (row * m->heads + q) * a->longest, s->length + 1, size);
+  for (long at = 0; at < s->count; at++) {
+    uint16_t *key = a->work->qkv + (row + at) * stride + (m->heads + head) * size, *value = key + m->kv_heads * size;
+    const uint16_t *cosine = s->cosine + at * size, *sine = s->sine + at * size;
+    rotate(key, cosine, sine, size);
+    memcpy(keys + (s->length + at) * size, key, (size_t)size * 2);
+    memcpy(values + (s->length + at) * size, value, (size_t)size * 2);
+    for (long q = 0; q < group; q++) rotate(queries + at * stride + q * size, cosine, sine, size);
+  }
+  attention_rows rows = {s->length, s->count, s->prompt};
+  attend(rows, group, size, queries, stride, keys, values, a->work->attended + (row * m->heads + head * group) * size,
+         m->heads * size);
+}
+
+/* The last row of each sequence, one after the other. */
+static void gather_last(const decoder_sequence *sequences, long count, const uint16_t *rows, uint16_t *to, long size) {
+  long row = 0;
+  for (long i = 0; i < count; i++) {
+    row += sequences[i].count;
+    memcpy(to + i * size, rows + (row - 1) * size, (size_t)size * 2);
   }
 }
 
-void decode(pool *threads, int width, const decoder *m, const decoder_sequence *sequences, long count, long longest,
+void decode(pool *threads, int width, const decoder *m, const decoder_sequence *sequences, long count,
             uint16_t *logits, void *memory) {
   char *at = (char *)(((uintptr_t)memory + ALIGN - 1) / ALIGN * ALIGN);
-  workspace w = carve(m, count, longest, &at);
-  long hidden = m->hidden, inner = m->intermediate, q_rows = m->heads * m->head_dim;
-  for (long row = 0; row < count; row++)
-    memcpy(w.hidden + row * hidden, m->embed + sequences[row].token * hidden, (size_t)hidden * 2);
+  long rows = 0, hidden = m->hidden, inner = m->intermediate, q_rows = m->heads * m->head_dim;
+  for (long i = 0; i < count; i++) rows += sequences[i].count;
+  workspace w = carve(m, rows, &at);
+  for (long i = 0, row = 0; i < count; i++)
+    for (long j = 0; j < sequences[i].count; j++, row++)
+      memcpy(w.hidden + row * hidden, m->embed + sequences[i].tokens[j] * hidden, (size_t)hidden * 2);
   for (long layer = 0; layer < m->layers; layer++) {
     const decoder_layer *l = m->layer + layer;
-    rms_norm(w.hidden, l->input_norm, w.normed, count, hidden, m->norm_eps);
-    linear(threads, width, w.normed, l->qkv, w.qkv, w.wide, count, qkv_rows(m), hidden);
-    attention job = {m, sequences, &w, layer, longest};
+    rms_norm(w.hidden, l->input_norm, w.normed, rows, hidden, m->norm_eps);
+    linear(threads, width, w.normed, l->qkv, w.qkv, w.wide, rows, qkv_rows(m), hidden);
+    attention job = {m, sequences, &w, layer};
     pool_run(threads, width, attend_head, &job, count * m->kv_heads);
-    linear(threads, width, w.attended, l->o, w.product, w.wide, count, hidden, q_rows);
-    add(w.hidden, w.product, count * hidden);
-    rms_norm(w.hidden, l->post_norm, w.normed, count, hidden, m->norm_eps);
-    linear(threads, width, w.normed, l->gate_up, w.gate_up, w.wide, count, 2 * inner, hidden);
-    for (long row = 0; row < count; row++) gate(w.gate_up + row * 2 * inner, w.mlp + row * inner, inner);
-    linear(threads, width, w.mlp, l->down, w.product, w.wide, count, hidden, inner);
-    add(w.hidden, w.product, count * hidden);
+    linear(threads, width, w.attended, l->o, w.product, w.wide, rows, hidden, q_rows);
+    add(w.hidden, w.product, rows * hidden);
+    rms_norm(w.hidden, l->post_norm, w.normed, rows, hidden, m->norm_eps);
+    linear(threads, width, w.normed, l->gate_up, w.gate_up, w.wide, rows, 2 * inner, hidden);
+    for (long row = 0; row < rows; row++) gate(w.gate_up + row * 2 * inner, w.mlp + row * inner, inner);
+    linear(threads, width, w.mlp, l->down, w.product, w.wide, rows, hidden, inner);
+    add(w.hidden, w.product, rows * hidden);
   }
-  rms_norm(w.hidden, m->norm, w.normed, count, hidden, m->norm_eps);
+  gather_last(sequences, count, w.hidden, w.product, hidden);
+  rms_norm(w.product, m->norm, w.normed, count, hidden, m->norm_eps);
   linear(threads, width, w.normed, m->head, logits, w.wide, count, m->vocab, hidden);
 }

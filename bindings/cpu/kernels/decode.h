@@ -1,4 +1,4 @@
-/* One new token of each of several sequences through a whole decoder. */
+/* New tokens of several sequences through a whole decoder. */
 #pragma once
 
 #include <stdint.h>
@@ -17,19 +17,20 @@ typedef struct {
   const decoder_layer *layer;
 } decoder;
 
-/* A sequence's K/V: bfloat16 [layers][2][kv_heads][capacity][head_dim], of which `length` positions are taken. */
+/* New tokens of a sequence, and its K/V: bfloat16 [layers][2][kv_heads][capacity][head_dim]. */
 typedef struct {
   uint16_t *states;
-  long capacity, length;
-  int64_t token;                /* the new one */
-  const uint16_t *cosine, *sine; /* [head_dim], of its position */
+  long capacity, length;         /* positions that there is room for, and that are taken */
+  long prompt;                   /* see attention_rows */
+  long count;                    /* new tokens, behind `length` */
+  const int64_t *tokens;         /* [count] */
+  const uint16_t *cosine, *sine; /* [count][head_dim], of their positions */
 } decoder_sequence;
 
-/* Bytes of working memory that decode needs. */
-long decode_workspace(const decoder *model, long count, long longest);
+/* Bytes of working memory that decode needs for so many new tokens in all. */
+long decode_workspace(const decoder *model, long rows);
 
-/* Adds each token's K/V behind its sequence's `length`, and writes logits [count][vocab], bfloat16.
- *
- * `longest`: the largest `length` + 1. What a sequence gets does not depend on the others. */
-void decode(pool *threads, int width, const decoder *model, const decoder_sequence *sequences, long count, long longest,
+/* Adds the new tokens' K/V behind each sequence's `length`, and writes logits [count][vocab], bfloat16, of
+ * the last token of each. What a sequence gets does not depend on the others. */
+void decode(pool *threads, int width, const decoder *model, const decoder_sequence *sequences, long count,
             uint16_t *logits, void *workspace);
