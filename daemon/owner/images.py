@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +22,11 @@ from rowlock.bindings.model.layout import Layout, ParentInfo, Placement
 from rowlock.daemon.owner.record import RowRange
 
 SLICE_BYTES: Final = 8 * 1024 * 1024
-"""Device bytes read in one step of the owner thread, so that decoding goes on meanwhile."""
+"""Device bytes read in one step of the owner thread at most, so that decoding goes on meanwhile."""
+SLICE_S: Final = 0.004
+"""Seconds after which such a step ends, whatever it has read: fresh memory can be slow to come by."""
+READ_BYTES: Final = 1024 * 1024
+"""Device bytes of one read in such a step."""
 COMPARE_BYTES: Final = 2 * 1024 * 1024
 """Bytes read back and compared at a time: small enough to stay in cache."""
 SCRATCH_BUFFERS: Final = 3
@@ -74,24 +78,33 @@ def row_slices(parent: ParentInfo, nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 class StepBudget:
-    """Bounds the device bytes of one step of the owner thread, however small the pieces are."""
+    """Bounds one step of the owner thread, in device bytes and in time, however small the pieces are.
 
-    def __init__(self) -> None:
+    Args:
+        monotonic: seconds.
+
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._left = SLICE_BYTES
+        self._since: float | None = None
 
     def spend(self, nbytes: int) -> bool:
-        """Whether it is time to give way."""
+        """Whether it is time to give way, after a piece of so many bytes."""
+        now = self._monotonic()
+        self._since = now if self._since is None else self._since
         self._left -= nbytes
-        if self._left > 0:
+        if self._left > 0 and now - self._since < SLICE_S:
             return False
-        self._left = SLICE_BYTES
+        self._left, self._since = SLICE_BYTES, None
         return True
 
 
 def read_slices(memory: DeviceMemory, allocation: Allocation, image: Bytes, budget: StepBudget) -> Iterator[None]:
     """Read a whole parent from the device into its image; yields whenever the budget of a step is spent."""
     row_bytes = allocation.parent.row_bytes
-    for first, rows in row_slices(allocation.parent, SLICE_BYTES):
+    for first, rows in row_slices(allocation.parent, READ_BYTES):
         memory.read_rows(allocation, first, image[first * row_bytes : (first + rows) * row_bytes])
         if budget.spend(rows * row_bytes):
             yield

@@ -21,7 +21,7 @@ from rowlock.daemon.owner.core import CancelledError, Steps
 from rowlock.daemon.owner.digest_readback import drift_of, read_digests
 from rowlock.daemon.owner.images import (
     COMPARE_BYTES,
-    SLICE_BYTES,
+    READ_BYTES,
     Images,
     Piece,
     StepBudget,
@@ -63,7 +63,9 @@ class InPlace(Transit):
     before: Images = field(default_factory=dict)
     expected: Images = field(default_factory=dict)
     ranges: list[RowRange] = field(default_factory=list)
-    budget: StepBudget = field(default_factory=StepBudget)
+
+    def __post_init__(self) -> None:
+        self.budget = StepBudget(self.core.context.clock.monotonic)
 
     @property
     def changed(self) -> Mapping[str, tuple[int, ...]]:
@@ -123,7 +125,7 @@ class InPlace(Transit):
         drift = drift_of(found, self.resident.model.manifest)
         if drift:
             raise _drifted(drift)
-        for piece in pieces_of(self._group_ranges(parent), SLICE_BYTES):
+        for piece in pieces_of(self._group_ranges(parent), READ_BYTES):
             allocation = self.allocations[parent]
             self.memory.read_rows(allocation, piece.first_row, rows_of(self.before, piece, self.allocations))
             if self.budget.spend(piece.rows * allocation.parent.row_bytes):
@@ -245,7 +247,7 @@ class InPlace(Transit):
         try:
             for parent in self.parents:
                 hasher = blake3()
-                for piece in whole_parents(self.allocations, [parent], SLICE_BYTES):
+                for piece in whole_parents(self.allocations, [parent], READ_BYTES):
                     allocation = self.allocations[parent]
                     data = np.empty(piece.rows * allocation.parent.row_bytes, np.uint8)
                     self.memory.read_rows(allocation, piece.first_row, data)
