@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -78,29 +79,34 @@ class Hasher:
         return b"".join(job.result() for job in jobs)
 
     def _file_digests(self, checkpoint: Checkpoint, progress: Progress) -> Iterator[bytes]:
-        def job(info: TensorInfo, start: int, stop: int) -> bytes:
-            group_bytes = info.group_rows * info.row_bytes
-            step = max(READ_BYTES // group_bytes, 1) * group_bytes
-            parts = []
-            for position in range(start, stop, step):
-                buffer = self._buffer(min(step, stop - position))
-                checkpoint.read_into(info.name, position, buffer)
-                parts.append(hash_groups(buffer, group_bytes))
-            progress(stop - start)
-            return b"".join(parts)
+        """Group digests, concatenated, of every tensor in order."""
 
-        jobs = [
-            [self._executor.submit(job, info, start, stop) for start, stop in chunks(info, range(info.groups))]
-            for info in checkpoint.tensors.values()
-        ]
+        def job(pieces: list[_Piece]) -> list[bytes]:
+            found = [self._piece_digests(checkpoint, piece) for piece in pieces]
+            progress(sum(piece.stop - piece.start for piece in pieces))
+            return found
+
+        batches = list(_batches(checkpoint.tensors.values()))
+        jobs = [self._executor.submit(job, batch) for batch in batches]
+        parts: dict[str, list[bytes]] = {name: [] for name in checkpoint.tensors}
         try:
-            for tensor_jobs in jobs:
-                yield b"".join(item.result() for item in tensor_jobs)
-        except BaseException:
-            for tensor_jobs in jobs:
-                for item in tensor_jobs:
-                    item.cancel()
-            raise
+            for batch, future in zip(batches, jobs, strict=True):
+                for piece, digests in zip(batch, future.result(), strict=True):
+                    parts[piece.info.name].append(digests)
+        finally:
+            for future in jobs:
+                future.cancel()
+        return (b"".join(digests) for digests in parts.values())
+
+    def _piece_digests(self, checkpoint: Checkpoint, piece: _Piece) -> bytes:
+        group_bytes = piece.info.group_rows * piece.info.row_bytes
+        step = max(READ_BYTES // group_bytes, 1) * group_bytes
+        parts = []
+        for position in range(piece.start, piece.stop, step):
+            buffer = self._buffer(min(step, piece.stop - position))
+            checkpoint.read_into(piece.info.name, position, buffer)
+            parts.append(hash_groups(buffer, group_bytes))
+        return b"".join(parts)
 
     def _buffer(self, nbytes: int) -> Bytes:
         """The scratch buffer of this thread; its content dies with the next call."""
@@ -128,6 +134,30 @@ def chunks(info: TensorInfo, groups: range) -> Iterator[tuple[int, int]]:
     for first in range(groups.start, groups.stop, step):
         stop = min(first + step, groups.stop)
         yield first * group_bytes, min(stop * group_bytes, info.nbytes)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes ``start`` to ``stop`` of a tensor: whole groups."""
+
+    info: TensorInfo
+    start: int
+    stop: int
+
+
+def _batches(tensors: Iterable[TensorInfo]) -> Iterator[list[_Piece]]:
+    """All pieces of some tensors, in order, several small ones together: a job costs as much as hashing 100 KiB."""
+    batch: list[_Piece] = []
+    filled = 0
+    for info in tensors:
+        for start, stop in chunks(info, range(info.groups)):
+            batch.append(_Piece(info, start, stop))
+            filled += stop - start
+            if filled >= CHUNK_BYTES:
+                yield batch
+                batch, filled = [], 0
+    if batch:
+        yield batch
 
 
 def _check_alias(checkpoint: Checkpoint, alias: TensorManifest, original: TensorManifest | None) -> None:
