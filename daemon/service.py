@@ -40,6 +40,9 @@ from rowlock.v1.errors import OwnerError
 WORKERS: Final = 4
 PLANNERS: Final = 4
 GRACE_S: Final = 2.0
+SWITCH_S: Final = 0.0002
+"""How long another thread may keep the interpreter's lock from one that asks for it. A step asks for it some
+dozen times, and at the default of 5 ms a busy planner can hold it up for 100 ms."""
 
 Log = Any
 """A structlog logger."""
@@ -53,6 +56,7 @@ def run(settings: Settings) -> None:
 
     """
     configure_logs()
+    sys.setswitchinterval(SWITCH_S)
     asyncio.run(_run(settings))
     sys.stderr.flush()
     # everything is closed; a thread that hangs in a file system must not keep the process alive
