@@ -33,7 +33,7 @@ from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.daemon.pacing import PacedExecutor
 from rowlock.daemon.settings import Settings
-from rowlock.journal.files import OsFiles
+from rowlock.journal.files import Files
 from rowlock.journal.journal import Journal
 from rowlock.v1.errors import OwnerError
 
@@ -118,9 +118,10 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         log: takes an event name and fields.
 
     """
-    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = Files()
+    files.make_directory(settings.state)
     refuse_foreign_state(settings.state)
-    journal = Journal(settings.state, settings.device)
+    journal = Journal(settings.state, settings.device, files)
     closing.callback(journal.close)
     binding = open_binding(settings)
     closing.callback(binding.close)
@@ -133,8 +134,8 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     hashers = PacedExecutor(settings.threads, lambda: scheduler.active > 0)
     _pool(closing, hashers)
     comparers = _pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer"))
-    context = Context(clock, random_id, workers, hashers, lambda: hashers.wanted, comparers, log.info)
-    stores = Stores.under(settings.state, OsFiles())
+    context = Context(clock, random_id, workers, hashers, lambda: hashers.wanted, comparers, log.info, files.points)
+    stores = Stores.under(settings.state, files)
     stores.clear_unfinished()
     roots = settings.target_roots
     loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info)

@@ -10,23 +10,51 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterable
-from io import FileIO
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
+
+from rowlock.journal.file_system import FileSystem, OsFileSystem
+from rowlock.journal.points import UNOBSERVED, Point, Points, around
 
 PARTIAL_SUFFIX: Final = ".partial"
 RESERVED_SUFFIX: Final = ".reserved"
 
 
-class Files(Protocol):
-    """Durable files. Every method returns only once its effect survives a power cut."""
+@dataclass(frozen=True)
+class Files:
+    """Durable files. What writes or removes returns only once its effect survives a power cut.
+
+    Attributes:
+        system: where they are.
+        points: told of each effect.
+
+    """
+
+    system: FileSystem = field(default_factory=OsFileSystem)
+    points: Points = UNOBSERVED
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         """Create or replace a file; a reader sees all of it or none. Makes missing directories."""
-        ...
+        self.make_directory(path.parent)
+        partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
+        if self.exists(_reserved(path)):
+            self._rename(_reserved(path), partial)
+        try:
+            with self.system.open(partial) as file:
+                with around(self.points, Point.WRITE_FILE, str(path)):
+                    for chunk in chunks:
+                        file.write(chunk)
+                    file.truncate()
+                with around(self.points, Point.SYNC_FILE, str(path)):
+                    file.sync()
+            self._rename(partial, path)
+        except BaseException:
+            self.system.remove(partial)
+            raise
+        self._sync_directory(path.parent)
 
     def reserve(self, path: Path, nbytes: int) -> None:
         """Take the space that a later write of this path will need.
@@ -35,82 +63,65 @@ class Files(Protocol):
             OSError: there is not enough (ENOSPC).
 
         """
-        ...
+        self.make_directory(path.parent)
+        self.reserve_exactly(_reserved(path), nbytes)
+
+    def reserve_exactly(self, path: Path, nbytes: int) -> None:
+        """A file of so many bytes for its space alone, which need not survive; after an error it is not there."""
+        try:
+            with around(self.points, Point.RESERVE_FILE, str(path)):
+                self.system.reserve(path, nbytes)
+        except BaseException:
+            self.system.remove(path)
+            raise
 
     def release(self, path: Path) -> None:
         """Give back what was reserved and not written."""
-        ...
-
-    def read(self, path: Path) -> bytes: ...
+        self.discard(_reserved(path))
 
     def remove(self, path: Path) -> None:
         """Remove a file; absent is fine."""
-        ...
+        if self.exists(path):
+            self.discard(path)
+            self._sync_directory(path.parent)
 
+    def discard(self, path: Path) -> None:
+        """Remove a file or directory that may come back after a power cut; absent is fine."""
+        if self.exists(path):
+            with around(self.points, Point.REMOVE_FILE, str(path)):
+                self.system.remove(path)
 
-class OsFiles:
-    """The real file system."""
-
-    def reserve(self, path: Path, nbytes: int) -> None:
-        self._make_directory(path.parent)
-        partial = _reserved(path)
-        try:
-            with open(partial, "wb") as file:
-                if nbytes:
-                    os.posix_fallocate(file.fileno(), 0, nbytes)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
-    def release(self, path: Path) -> None:
-        _reserved(path).unlink(missing_ok=True)
-
-    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        self._make_directory(path.parent)
-        partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
-        if _reserved(path).exists():
-            _reserved(path).rename(partial)
-        try:
-            # unbuffered: the chunks are large, and a buffer that can seek costs a multiple of the write itself
-            with open(partial, "r+b" if partial.exists() else "xb", buffering=0) as file:
-                for chunk in chunks:
-                    _write_all(file, chunk)
-                file.truncate()
-                os.fsync(file.fileno())
-            partial.rename(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
+    def make_directory(self, path: Path) -> None:
+        """Make a directory, and those above it that are missing."""
+        if self.exists(path):
+            return
+        self.make_directory(path.parent)
+        with around(self.points, Point.MAKE_DIRECTORY, str(path)):
+            self.system.make_directory(path)
+        self._sync_directory(path.parent)
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        return self.system.read(path)
 
-    def remove(self, path: Path) -> None:
-        if path.exists():
-            path.unlink()
-            sync_directory(path.parent)
+    def exists(self, path: Path) -> bool:
+        return self.system.size(path) is not None
 
-    def _make_directory(self, directory: Path) -> None:
-        if not directory.is_dir():
-            self._make_directory(directory.parent)
-            directory.mkdir(mode=0o700, exist_ok=True)
-            sync_directory(directory.parent)
+    def size(self, path: Path) -> int | None:
+        """In bytes, None if absent."""
+        return self.system.size(path)
 
+    def names(self, path: Path) -> list[str]:
+        """What a directory holds, oldest change first; nothing if it is absent."""
+        return self.system.names(path)
 
-def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
-    left = memoryview(chunk)
-    while left:
-        left = left[file.write(left) :]
+    def _rename(self, old: Path, new: Path) -> None:
+        with around(self.points, Point.RENAME_FILE, str(new)):
+            self.system.rename(old, new)
+
+    def _sync_directory(self, path: Path) -> None:
+        with around(self.points, Point.SYNC_DIRECTORY, str(path)):
+            self.system.sync_directory(path)
 
 
 def _reserved(path: Path) -> Path:
     return path.with_name(path.name + RESERVED_SUFFIX)
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ outcome; :class:`CommitUnknownError` says so, and :meth:`Journal.settle` finds o
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +18,20 @@ from typing import Any, Final
 
 from sqlite_utils import Database
 
+from rowlock.journal.files import Files
 from rowlock.journal.migrations import KNOWN, migrations
+from rowlock.journal.points import Moment, Point, around
 
 FILE_NAME: Final = "journal.sqlite"
 BALLAST_BYTES: Final = 1024 * 1024
+
+Connect = Callable[[Path], sqlite3.Connection]
+"""Opens the file of a journal: in autocommit mode, for use by several threads."""
+
+
+def connect_file(path: Path) -> sqlite3.Connection:
+    """The real one."""
+    return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
 
 
 class JournalError(Exception):
@@ -91,8 +100,16 @@ class GenerationRow:
 class Journal:
     """See the module's text. Safe for use by several threads."""
 
-    def __init__(self, directory: Path, device: str) -> None:
+    def __init__(
+        self, directory: Path, device: str, files: Files | None = None, connect: Connect = connect_file
+    ) -> None:
         """Open or create.
+
+        Args:
+            directory: there already, durably.
+            device: the owner's.
+            files: for the ballast; its observer is told of each commit too.
+            connect: opens the SQLite file.
 
         Raises:
             JournalError: unreadable, of a newer version, or of another device.
@@ -100,14 +117,18 @@ class Journal:
         """
         self._path = directory / FILE_NAME
         self._ballast = directory / "ballast"
+        self._files = files or Files()
+        self._points = self._files.points
+        self._connect = connect
         self._lock = threading.Lock()
         try:
-            self._db = _connect(self._path)
+            self._db = self._open()
             _check_version(self._db, self._path)
-            migrations.apply(self._db)
-            with self._db.atomic():
-                self._db.execute("INSERT OR IGNORE INTO owner VALUES (1, ?, 1, NULL)", [device])
-            self._reader = _connect(self._path)
+            with around(self._points, Point.COMMIT_OWNER, device):
+                migrations.apply(self._db)
+                with self._db.atomic():
+                    self._db.execute("INSERT OR IGNORE INTO owner VALUES (1, ?, 1, NULL)", [device])
+            self._reader = self._open()
         except (sqlite3.Error, OSError) as error:
             raise JournalError(f"{self._path}: {error}") from error
         self._reader_lock = threading.Lock()
@@ -126,7 +147,7 @@ class Journal:
     # Writes, in the order of a transition's life.
 
     def open_transition(self, row: TransitionRow, event: Event) -> None:
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_OPEN, row.id) as db:
             db.execute(
                 "INSERT INTO transitions (id, number, request_id, request_digest, state, open, record) "
                 "SELECT ?, coalesce(max(number), 0) + 1, ?, ?, ?, 1, ? FROM transitions",
@@ -136,7 +157,7 @@ class Journal:
 
     def move(self, id: str, record: str, event: Event) -> None:  # noqa: A002 - the field's name
         """Enter a state that is not terminal."""
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_STAGED, id) as db:
             _update(db, id, event.state, record, is_open=True)
             _insert_events(db, id, [event])
 
@@ -153,7 +174,7 @@ class Journal:
             The generation: a number never given out before.
 
         """
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_INTENT, id) as db:
             taken = db.execute("UPDATE owner SET next_generation = next_generation + 1 RETURNING next_generation - 1")
             generation = int(taken.fetchall()[0][0])
             _update(db, id, event.state, record_of(generation), is_open=True)
@@ -164,7 +185,7 @@ class Journal:
 
     def publish(self, row: GenerationRow, state: str, record: str, events: Sequence[Event]) -> None:
         """The single step that makes a generation the owner's identity."""
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_PUBLISH, row.transition_id) as db:
             _update(db, row.transition_id, state, record, is_open=False)
             _insert_events(db, row.transition_id, events)
             values = vars(row)
@@ -174,13 +195,13 @@ class Journal:
 
     def end(self, id: str, state: str, record: str, events: Sequence[Event]) -> None:  # noqa: A002
         """Enter a terminal state other than published."""
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_END, id) as db:
             _update(db, id, state, record, is_open=False)
             _insert_events(db, id, events)
 
     def amend(self, id: str, record: str) -> None:  # noqa: A002
         """Replace the record of an ended transition."""
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_AMEND, id) as db:
             db.execute("UPDATE transitions SET record = ? WHERE id = ? AND open = 0", [record, id])
 
     def settle(self, id: str) -> str:  # noqa: A002
@@ -195,10 +216,11 @@ class Journal:
         with self._lock:
             try:
                 self._db.close()
-                self._db = _connect(self._path)
-                self._db.conn.execute("BEGIN IMMEDIATE")
-                self._db.execute("UPDATE owner SET id = id")
-                self._db.conn.execute("COMMIT")
+                self._db = self._open()
+                with around(self._points, Point.SETTLE, id):
+                    self._db.conn.execute("BEGIN IMMEDIATE")
+                    self._db.execute("UPDATE owner SET id = id")
+                    self._db.conn.execute("COMMIT")
             except (sqlite3.Error, OSError) as error:
                 raise JournalError(f"{self._path}: {error}") from error
         rows = self._all("SELECT state FROM transitions WHERE id = ?", [id])
@@ -207,11 +229,11 @@ class Journal:
     # Quarantine: it outlives the process.
 
     def record_quarantine(self, reason: str, now: float) -> None:
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_QUARANTINE, reason) as db:
             db.execute("INSERT INTO quarantine (since, reason) VALUES (?, ?)", [now, reason])
 
     def release_quarantine(self, who: str, why: str, now: float) -> None:
-        with self._transaction() as db:
+        with self._transaction(Point.COMMIT_RELEASE, who) as db:
             db.execute("UPDATE quarantine SET released = ?, who = ?, why = ? WHERE released IS NULL", [now, who, why])
 
     def quarantine(self) -> str:
@@ -228,17 +250,11 @@ class Journal:
             OSError: there is not enough space.
 
         """
-        if self._ballast.exists() and self._ballast.stat().st_size == BALLAST_BYTES:
-            return
-        try:
-            with open(self._ballast, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, BALLAST_BYTES)
-        except OSError:
-            self.drop_ballast()
-            raise
+        if self._files.size(self._ballast) != BALLAST_BYTES:
+            self._files.reserve_exactly(self._ballast, BALLAST_BYTES)
 
     def drop_ballast(self) -> None:
-        self._ballast.unlink(missing_ok=True)
+        self._files.discard(self._ballast)
 
     # Reads; they never wait for a write.
 
@@ -284,8 +300,15 @@ class Journal:
         )
         return [Event(**row) for row in rows]
 
+    def _open(self) -> Database:
+        db = Database(self._connect(self._path), execute_plugins=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        return db
+
     @contextmanager
-    def _transaction(self) -> Iterator[Database]:
+    def _transaction(self, point: Point, subject: str) -> Iterator[Database]:
         with self._lock:
             conn = self._db.conn
             try:
@@ -297,10 +320,12 @@ class Journal:
             except BaseException:
                 _roll_back(conn)
                 raise
+            self._points.at(point, Moment.BEFORE, subject)
             try:
                 conn.execute("COMMIT")
             except sqlite3.Error as error:
                 raise CommitUnknownError(f"{self._path}: COMMIT: {error}") from error
+            self._points.at(point, Moment.AFTER, subject)
 
     def _all(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         with self._reader_lock:
@@ -314,15 +339,6 @@ class Journal:
 
 
 _COLUMNS: Final = "id, request_id, request_digest, state, generation, record"
-
-
-def _connect(path: Path) -> Database:
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-    db = Database(connection, execute_plugins=False)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA foreign_keys = ON")
-    return db
 
 
 def _check_version(db: Database, path: Path) -> None:

@@ -44,9 +44,7 @@ class UndoFiles:
 
     def owners(self) -> set[str]:
         """The transitions that have an undo file, written or reserved."""
-        if not self.directory.is_dir():
-            return set()
-        return {path.name.split(".", 1)[0] for path in self.directory.iterdir()}
+        return {name.split(".", 1)[0] for name in self.files.names(self.directory)}
 
     def write(self, transition: str, groups: Groups) -> Path:
         path = self._path(transition)

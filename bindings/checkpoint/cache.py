@@ -26,17 +26,19 @@ class ManifestCache:
 
     Attributes:
         directory: where they are kept.
+        read: all bytes of a file there; raises OSError.
         write: stores bytes under a path so that a reader sees all of them or none.
 
     """
 
     directory: Path
+    read: Callable[[Path], bytes]
     write: Callable[[Path, bytes], None]
 
     def find(self, checkpoint: Checkpoint) -> Manifest | None:
         """The manifest of exactly these files and exactly these tensors, or None."""
         path = self._path(checkpoint.directory)
-        for data in (_read(path), checkpoint.read_local(str(LOCAL_NAME), MANIFEST_BYTES_MAX)):
+        for data in (self._stored(path), checkpoint.read_local(str(LOCAL_NAME), MANIFEST_BYTES_MAX)):
             if data is None:
                 continue
             try:
@@ -55,7 +57,7 @@ class ManifestCache:
         """The stamps of the files in a directory when they had this weights root; empty if that is not known."""
         path = self._path(directory)
         try:
-            manifest, stamps = Manifest.parse(path, path.read_bytes())
+            manifest, stamps = Manifest.parse(path, self.read(path))
         except (OSError, ManifestError):
             return {}
         return stamps if manifest.root == root else {}
@@ -64,9 +66,8 @@ class ManifestCache:
         key = blake3(str(directory).encode()).hexdigest()[:32]
         return self.directory / f"{key}.safetensors"
 
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
+    def _stored(self, path: Path) -> bytes | None:
+        try:
+            return self.read(path)
+        except OSError:
+            return None

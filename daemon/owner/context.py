@@ -9,6 +9,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
+from rowlock.journal.points import Points
+
 
 class Clock(Protocol):
     """Time as an input."""
@@ -48,6 +50,7 @@ class Context:
         staging: how many threads the hashers have work for just now, while requests run.
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
+        points: told of every device effect, and of every phase; the journal and its files have the same.
 
     """
 
@@ -58,3 +61,4 @@ class Context:
     staging: Callable[[], int]
     comparers: Executor
     log: Callable[..., None]
+    points: Points

@@ -90,7 +90,7 @@ class Owner:
         self._watchdog = Watchdog(call_timeout_s, self._abandon)
         self._core = Core(
             context=context,
-            binding=WatchedBinding(binding, self._watchdog),
+            binding=WatchedBinding(binding, self._watchdog, context.points),
             journal=journal,
             stores=stores,
             loader=loader,
@@ -115,10 +115,14 @@ class Owner:
 
     def start(self, startup: Startup) -> Future[None]:
         """Start the thread. The future is done when a model is resident, or it is known why not."""
-        done = self._ask(lambda promise: self._answer(promise, self._start_up(startup)))
+        done = self.begin(startup)
         self._watchdog.start()
         self._thread.start()
         return done
+
+    def begin(self, startup: Startup) -> Future[None]:
+        """Ask for the start-up, and leave it to the caller to be the owner thread: see :meth:`turn`."""
+        return self._ask(lambda promise: self._answer(promise, self._start_up(startup)))
 
     def generate(self, request: GenerationRequest) -> None:
         """Queue a request; its sink hears of everything that follows."""
@@ -234,10 +238,10 @@ class Owner:
     def _run(self) -> None:
         try:
             while not self._mailbox.closed:
-                self._turn()
+                self.turn()
             self._give_up("the daemon is stopping")
             while self._jobs:
-                self._turn()
+                self.turn()
         except AbandonedError:
             return  # the watchdog has told everybody
         except BaseException as error:  # noqa: BLE001 - the thread's edge: nothing may be served after it
@@ -247,7 +251,8 @@ class Owner:
         finally:
             self._end()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Commands that came, one step of the scheduler, one step of each job. Waits when there is nothing to do."""
         core = self._core
         resident = None if core.quarantined else core.resident
         idle = not core.scheduler.runnable(resident) and not self._jobs.ready
@@ -371,7 +376,7 @@ class Owner:
 
     def _transit(self, admission: Admission, chronicle: Chronicle, started: Future[str]) -> Steps[None]:
         core, record = self._core, chronicle.record
-        watch = Stopwatch(self._context.clock)
+        watch = Stopwatch(self._context.clock, self._context.points)
         try:
             try:
                 yield from core.on_worker(self._open_transition, chronicle, admission.request_digest)

@@ -12,6 +12,7 @@ from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Counters
 from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.context import Clock
+from rowlock.journal.points import Point, Points, around
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,17 @@ def summarise_plan(plan: Plan) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Milliseconds by phase."""
+    """Milliseconds by phase.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: time.
+        points: told of each phase.
+
+    """
+
+    def __init__(self, clock: Clock, points: Points) -> None:
         self._clock = clock
+        self._points = points
         self._start = clock.monotonic()
         self.phases: dict[str, float] = {}
 
@@ -112,7 +120,8 @@ class Stopwatch:
     def phase(self, name: str) -> Iterator[None]:
         start = self._clock.monotonic()
         try:
-            yield
+            with around(self._points, Point.PHASE, name):
+                yield
         finally:
             self.phases[name] = round(self.phases.get(name, 0.0) + (self._clock.monotonic() - start) * 1000, 3)
 

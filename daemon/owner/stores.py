@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from rowlock.v1.errors import OwnerError, Reason
 UNDO_KEPT: Final = 8
 """Generations whose undo and pushed rows are kept, newest first; older ones go at a later publish."""
 
-
 MANIFESTS_CACHED: Final = 64
 """Checkpoint directories whose manifests are kept, the newest ones."""
+
+MANIFEST_SUFFIX: Final = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,18 @@ class Stores:
 
     def cache(self) -> ManifestCache:
         """Manifests of checkpoint directories, by path."""
-        return ManifestCache(self.manifests / "by-path", lambda path, data: self.files.write(path, [data]))
+        return ManifestCache(
+            self.manifests / "by-path", self.files.read, lambda path, data: self.files.write(path, [data])
+        )
 
     def keep(self, model: Model, assets: Assets) -> None:
         """Make manifest and assets of an identity durable, before it can be published."""
         path = self._manifest_path(model.manifest.root)
-        if not path.exists():
+        if not self.files.exists(path):
             self.files.write(path, [model.manifest.serialise()])
         directory = self.assets / assets.digest
         for name, content in assets.files.items():
-            if not (directory / name).exists():
+            if not self.files.exists(directory / name):
                 self.files.write(directory / name, [content])
 
     def manifest(self, root: str) -> Manifest:
@@ -92,7 +94,7 @@ class Stores:
         """
         directory = self.assets / digest
         try:
-            present = [name for name in ASSET_FILES if (directory / name).exists()]
+            present = [name for name in ASSET_FILES if self.files.exists(directory / name)]
             assets = Assets({name: self.files.read(directory / name) for name in present})
         except OSError as error:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"{directory}: {error}") from error
@@ -102,35 +104,35 @@ class Stores:
 
     def clear_unfinished(self) -> None:
         """Remove what a killed process was still writing. Before anything is written."""
-        for directory in (self.undo.directory, self.pushed.directory, self.manifests, self.assets):
-            if directory.is_dir():
-                for suffix in (PARTIAL_SUFFIX, RESERVED_SUFFIX):
-                    for path in directory.rglob(f"*{suffix}"):
-                        path.unlink(missing_ok=True)
+        for directory in (self.undo.directory, self.pushed.directory, *self._manifest_directories):
+            self._clear_unfinished(directory)
+        for name in self.files.names(self.assets):
+            self._clear_unfinished(self.assets / name)
 
     def sweep(self, roots: set[str], assets: set[str]) -> None:
         """Remove the manifests and assets of other identities, and the oldest manifests by path."""
-        by_root = self.manifests / "by-root"
-        for path in by_root.glob("*.safetensors") if by_root.is_dir() else ():
-            if path.stem not in roots:
-                path.unlink(missing_ok=True)
-        for path in self.assets.iterdir() if self.assets.is_dir() else ():
-            if path.name not in assets:
-                shutil.rmtree(path, ignore_errors=True)
-        by_path = self.manifests / "by-path"
-        cached = sorted(by_path.glob("*.safetensors"), key=_age) if by_path.is_dir() else []
-        for path in cached[:-MANIFESTS_CACHED]:
-            path.unlink(missing_ok=True)
+        by_path, by_root = self._manifest_directories
+        for name in self.files.names(by_root):
+            if name.removesuffix(MANIFEST_SUFFIX) not in roots:
+                self.files.discard(by_root / name)
+        for name in self.files.names(self.assets):
+            if name not in assets:
+                self.files.discard(self.assets / name)
+        cached = [name for name in self.files.names(by_path) if name.endswith(MANIFEST_SUFFIX)]
+        for name in cached[:-MANIFESTS_CACHED]:
+            self.files.discard(by_path / name)
+
+    @property
+    def _manifest_directories(self) -> tuple[Path, Path]:
+        return self.manifests / "by-path", self.manifests / "by-root"
+
+    def _clear_unfinished(self, directory: Path) -> None:
+        for name in self.files.names(directory):
+            if name.endswith((PARTIAL_SUFFIX, RESERVED_SUFFIX)):
+                self.files.discard(directory / name)
 
     def _manifest_path(self, root: str) -> Path:
-        return self.manifests / "by-root" / f"{root}.safetensors"
-
-
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+        return self.manifests / "by-root" / f"{root}{MANIFEST_SUFFIX}"
 
 
 def still_there(checkpoint: Path, stamps: Mapping[str, FileStamp]) -> bool:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from rowlock.bindings.checkpoint.tensors import Bytes
@@ -28,6 +29,7 @@ from rowlock.bindings.device import (
 )
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
+from rowlock.journal.points import Point, Points, around
 
 LOOK_EVERY_S: Final = 0.5
 
@@ -96,13 +98,27 @@ class Watchdog:
                 return
 
 
-class WatchedBinding:
-    """A binding whose every call has a deadline."""
+@dataclass(frozen=True)
+class _Boundary:
+    """What goes on around a device call: its points, and within them its deadline."""
 
-    def __init__(self, inner: Binding, watchdog: Watchdog) -> None:
+    watchdog: Watchdog
+    points: Points
+
+    @contextmanager
+    def call(self, point: Point, subject: str) -> Iterator[None]:
+        with around(self.points, point, subject), self.watchdog.call(point):
+            yield
+
+
+class WatchedBinding:
+    """A binding whose every call has a deadline, and lies between its points."""
+
+    def __init__(self, inner: Binding, watchdog: Watchdog, points: Points) -> None:
         self._inner = inner
         self._watchdog = watchdog
-        self.memory: DeviceMemory = _WatchedMemory(inner.memory, watchdog)
+        self._boundary = _Boundary(watchdog, points)
+        self.memory: DeviceMemory = _WatchedMemory(inner.memory, watchdog, self._boundary)
 
     @property
     def facts(self) -> DeviceFacts:
@@ -119,8 +135,8 @@ class WatchedBinding:
         return self._inner.place(layout)
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
-        with self._watchdog.call("create_runtime"):
-            return _WatchedRuntime(self._inner.create_runtime(config, layout), self._watchdog)
+        with self._boundary.call(Point.CREATE_RUNTIME, self.facts.device):
+            return _WatchedRuntime(self._inner.create_runtime(config, layout), self._boundary)
 
     def close(self) -> None:
         with self._watchdog.call("close"):
@@ -128,24 +144,25 @@ class WatchedBinding:
 
 
 class _WatchedMemory:
-    def __init__(self, inner: DeviceMemory, watchdog: Watchdog) -> None:
+    def __init__(self, inner: DeviceMemory, watchdog: Watchdog, boundary: _Boundary) -> None:
         self._inner = inner
         self._watchdog = watchdog
+        self._boundary = boundary
 
     def allocate(self, parent: ParentInfo) -> Allocation:
         with self._watchdog.call("allocate"):
             return self._inner.allocate(parent)
 
     def write_rows(self, allocation: Allocation, first_row: int, data: Bytes) -> None:
-        with self._watchdog.call("write_rows"):
+        with self._boundary.call(Point.WRITE_ROWS, allocation.parent.name):
             self._inner.write_rows(allocation, first_row, data)
 
     def read_rows(self, allocation: Allocation, first_row: int, out: Bytes) -> None:
-        with self._watchdog.call("read_rows"):
+        with self._boundary.call(Point.READ_ROWS, allocation.parent.name):
             self._inner.read_rows(allocation, first_row, out)
 
     def fence(self) -> None:
-        with self._watchdog.call("fence"):
+        with self._boundary.call(Point.FENCE, "device"):
             self._inner.fence()
 
     def release(self, allocation: Allocation) -> None:
@@ -162,22 +179,22 @@ class _WatchedMemory:
 
 
 class _WatchedRuntime:
-    def __init__(self, inner: Runtime, watchdog: Watchdog) -> None:
+    def __init__(self, inner: Runtime, boundary: _Boundary) -> None:
         self._inner = inner
-        self._watchdog = watchdog
+        self._boundary = boundary
 
     @property
     def allocations(self) -> Mapping[str, Allocation]:
         return self._inner.allocations
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
-        with self._watchdog.call("open_sequence"):
+        with self._boundary.call(Point.OPEN_SEQUENCE, f"{len(prompt)} tokens"):
             return self._inner.open_sequence(prompt, sampling, capacity)
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
-        with self._watchdog.call("advance"):
+        with self._boundary.call(Point.ADVANCE, f"{len(sequences)} sequences"):
             return self._inner.advance(sequences)
 
     def close(self) -> None:
-        with self._watchdog.call("close_runtime"):
+        with self._boundary.call(Point.CLOSE_RUNTIME, "runtime"):
             self._inner.close()

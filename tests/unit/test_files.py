@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rowlock.journal.files import OsFiles
+from rowlock.journal.files import Files
 from rowlock.journal.undo import UndoError, UndoFiles
 
 
 def test_a_write_replaces_whole_and_makes_directories(tmp_path: Path) -> None:
-    files, path = OsFiles(), tmp_path / "a" / "b" / "c"
+    files, path = Files(), tmp_path / "a" / "b" / "c"
     files.write(path, [b"old"])
     files.write(path, [b"n", memoryview(b"ew")])
     assert files.read(path) == b"new"
@@ -23,7 +23,7 @@ def test_a_write_replaces_whole_and_makes_directories(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    files, path = OsFiles(), tmp_path / "c"
+    files, path = Files(), tmp_path / "c"
     files.write(path, [b"old"])
 
     def broken():  # type: ignore[no-untyped-def]
@@ -37,7 +37,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_undo_round_trip(tmp_path: Path) -> None:
-    undo = UndoFiles(tmp_path, OsFiles())
+    undo = UndoFiles(tmp_path, Files())
     groups = {("a", 0): memoryview(b"x" * 10), ("a", 7): memoryview(b""), ("b", 3): memoryview(b"yz")}
     undo.write("t", groups)
     assert {key: bytes(value) for key, value in undo.read("t").items()} == {k: bytes(v) for k, v in groups.items()}
@@ -45,7 +45,7 @@ def test_undo_round_trip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw + b"x", lambda raw: raw[:4], lambda _: b""])
 def test_a_damaged_undo_is_refused(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
-    undo = UndoFiles(tmp_path, OsFiles())
+    undo = UndoFiles(tmp_path, Files())
     path = undo.write("t", {("a", 0): memoryview(b"0123456789")})
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UndoError, match=r"t\.undo"):
@@ -54,11 +54,11 @@ def test_a_damaged_undo_is_refused(tmp_path: Path, damage) -> None:  # type: ign
 
 def test_an_absent_undo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UndoError, match=r"nope\.undo"):
-        UndoFiles(tmp_path, OsFiles()).read("nope")
+        UndoFiles(tmp_path, Files()).read("nope")
 
 
 def test_reserved_space_is_written_into_and_given_back(tmp_path: Path) -> None:
-    undo = UndoFiles(tmp_path, OsFiles())
+    undo = UndoFiles(tmp_path, Files())
     undo.reserve("a", 1 << 20)
     undo.reserve("b", 1 << 20)
     assert undo.owners() == {"a", "b"}
@@ -72,7 +72,7 @@ def test_reserved_space_is_written_into_and_given_back(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_by_many_at_once(tmp_path: Path) -> None:
-    files, path = OsFiles(), tmp_path / "c"
+    files, path = Files(), tmp_path / "c"
     with ThreadPoolExecutor(8) as executor:
         list(executor.map(lambda index: files.write(path, [b"%d" % index] * 1000), range(40)))
     content = path.read_bytes()

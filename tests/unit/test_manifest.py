@@ -145,7 +145,9 @@ def test_a_damaged_manifest_is_refused_or_unchanged(data: st.DataObject) -> None
 def test_a_cached_manifest_is_for_these_very_files(hasher: Hasher, tiny: Path, tmp_path: Path) -> None:
     directory = copy(tiny, tmp_path / "c")
     cache = ManifestCache(
-        tmp_path / "cache", lambda path, data: (path.parent.mkdir(exist_ok=True), path.write_bytes(data))
+        tmp_path / "cache",
+        Path.read_bytes,
+        lambda path, data: (path.parent.mkdir(exist_ok=True), path.write_bytes(data)),
     )
     with Checkpoint.open(directory) as checkpoint:
         assert cache.find(checkpoint) is None
