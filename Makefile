@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check stubs bench clean
+.PHONY: demo test check sim stubs bench clean
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -24,6 +24,10 @@ check: $(READY)
 	$(BIN)/python scripts/gen_docs.py --check
 	scripts/check-whitespace.sh
 	$(BIN)/python -m pytest -q tests/unit/test_boundaries.py
+
+# Crashes at every point, and again inside the recovery. SIM='--seed 7 --walks 5000 --crashes 6' for a longer run.
+sim: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m sim $(SIM)
 
 stubs: $(READY)
 	scripts/gen-stubs.sh

@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from rowlock.bindings.checkpoint.hashing import Hasher
+from rowlock.bindings.device import Binding
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import open_binding
 from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
@@ -129,16 +130,28 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     if binding.facts.test_options:
         log.warning("daemon.test_options", options=binding.facts.test_options)
     clock = SystemClock()
-    workers = _pool(closing, ThreadPoolExecutor(WORKERS, "rowlock-worker"))
     scheduler = Scheduler(clock.monotonic)
     hashers = PacedExecutor(settings.threads, lambda: scheduler.active > 0)
-    _pool(closing, hashers)
-    comparers = _pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer"))
-    context = Context(clock, random_id, workers, hashers, lambda: hashers.wanted, comparers, log.info, files.points)
+    context = Context(
+        clock,
+        random_id,
+        workers=_pool(closing, ThreadPoolExecutor(WORKERS, "rowlock-worker")),
+        hashers=_pool(closing, hashers),
+        staging=lambda: hashers.wanted,
+        comparers=_pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer")),
+        log=log.info,
+        points=files.points,
+    )
+    return assemble(settings, context, binding, journal, files, scheduler)
+
+
+def assemble(
+    settings: Settings, context: Context, binding: Binding, journal: Journal, files: Files, scheduler: Scheduler
+) -> Owner:
+    """An owner of given parts."""
     stores = Stores.under(settings.state, files)
     stores.clear_unfinished()
-    roots = settings.target_roots
-    loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info)
+    loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), settings.target_roots, context.log)
     planner = Planner(loader, stores, journal, settings.policy)
     return Owner(context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s)
 

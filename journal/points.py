@@ -48,7 +48,7 @@ class Point(StrEnum):
 
 
 class Moment(StrEnum):
-    """On which side of the effect. After one that raised there is no AFTER."""
+    """On which side of the effect. After one that raised there is no AFTER; but a phase always ends."""
 
     BEFORE = "before"
     AFTER = "after"

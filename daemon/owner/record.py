@@ -12,7 +12,7 @@ from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Counters
 from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.context import Clock
-from rowlock.journal.points import Point, Points, around
+from rowlock.journal.points import Moment, Point, Points
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,11 @@ class Stopwatch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = self._clock.monotonic()
+        self._points.at(Point.PHASE, Moment.BEFORE, name)
         try:
-            with around(self._points, Point.PHASE, name):
-                yield
+            yield
         finally:
+            self._points.at(Point.PHASE, Moment.AFTER, name)
             self.phases[name] = round(self.phases.get(name, 0.0) + (self._clock.monotonic() - start) * 1000, 3)
 
     def mark(self) -> float:
