@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check sim stubs bench clean
+.PHONY: demo test check sim faults stubs bench clean
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -28,6 +28,10 @@ check: $(READY)
 # Crashes at every point, and again inside the recovery. SIM='--seed 7 --walks 5000 --crashes 6' for a longer run.
 sim: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m sim $(SIM)
+
+# Every fault at every place, against the table in git (tests/sim/faults.json, docs/faults.md).
+faults: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m sim.faults $(FAULTS)
 
 stubs: $(READY)
 	scripts/gen-stubs.sh

@@ -119,7 +119,43 @@ def json_forms() -> str:
     return NOTE + "\n".join(lines)
 
 
-PAGES = {"states.md": states, "errors.md": errors, "configuration.md": configuration, "json.md": json_forms}
+def faults() -> str:
+    rows = json.loads((DOCS.parent / "tests" / "sim" / "faults.json").read_text())
+    lines = [
+        "# Faults",
+        "",
+        "What comes of every fault, at every place where it can happen: `make faults` lets each happen again and compares with",
+        "this table; `make faults FAULTS=--write` writes it anew, a test run never does. The journal, the files and the owner are the",
+        "real ones, the disk and the device are simulated (see [invariants.md](invariants.md)).",
+        "",
+        "- The outcome says how the transition ended and with which reason, what is served then, and what after a restart",
+        "  without the fault. `refused` comes before anything was begun; `the owner thread is given up`: the watchdog fired.",
+        "- `always`: from then on, every time. `device lost`: from then on every device call fails. `journal lost`: from then on",
+        "  nothing can be written to the journal; a quarantine that cannot be recorded lasts as long as its process.",
+        "- `neighbour`, `next_group`, `other_parent`, `kv`: the write also hits the next row, the next group, an allocation that the",
+        "  transition does not touch, the K/V pool. No sequence lives during a write, so nothing is left to hit in the pool.",
+        "- With `verify = parents` a stray write into an allocation that is not touched is not read before the publish: it is found",
+        "  by `rowlock verify`, by `verify = all`, and whenever that transition has to be undone.",
+        "",
+    ]
+    for scenario in dict.fromkeys(row["scenario"] for row in rows):
+        lines += [f"## {scenario}", "", "| phase | operation | on | fault | outcome |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {row['phase']} | {row['operation']} | {row['subjects']} | {row['fault']} | {row['outcome']} |"
+            for row in rows
+            if row["scenario"] == scenario
+        ]
+        lines.append("")
+    return NOTE + "\n".join(lines)
+
+
+PAGES = {
+    "states.md": states,
+    "errors.md": errors,
+    "configuration.md": configuration,
+    "json.md": json_forms,
+    "faults.md": faults,
+}
 
 
 def main() -> None:

@@ -219,7 +219,7 @@ class InPlace(Transit):
         become_resident(self.core, self.resident.runtime, self.target, record.generation)
 
     def restore(self, error: Exception) -> None:
-        """Write the undo groups, read everything touched back, and compare."""
+        """Write the undo groups, read everything back, and compare."""
         try:
             problem = self._write_back()
         except (DeviceError, MemoryError) as failure:
@@ -230,15 +230,19 @@ class InPlace(Transit):
             self.proved_old("the old bytes are back, and proved", error)
 
     def _write_back(self) -> str:
-        """Restore the old groups; which rows could not be restored, or empty."""
+        """Restore the old groups, and read the whole model; which rows are not as they were, or empty.
+
+        What went wrong may have reached beyond the touched parents, so those alone prove nothing.
+        """
         self.memory.fence()
         for parent in self.parents:
             write_ranges(self.memory, self.allocations, self.before, self._group_ranges(parent))
         self.memory.fence()
-        if self.plan.by_digest:
-            problem = self._digest(self.parents, old=True)
-        else:
-            problem = self._compare(self.before, whole_parents(self.allocations, self.parents, COMPARE_BYTES))
+        by_image = [] if self.plan.by_digest else self.parents
+        problem = self._compare(self.before, whole_parents(self.allocations, by_image, COMPARE_BYTES))
+        if not problem:
+            rest = [name for name in self.resident.model.layout.parents if name not in by_image]
+            problem = self._digest(rest, old=True)
         return f"{problem} could not be restored" if problem else ""
 
     def _left_behind(self) -> str:

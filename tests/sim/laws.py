@@ -204,6 +204,7 @@ class Watch:
         self.truth = truth
         self.process: Process | None = None
         self.promised = Facts()
+        self.proves_ready = True
         self._proved = ""
 
     @property
@@ -214,7 +215,7 @@ class Watch:
         process = self.process
         if process is None:
             return
-        if not point.endswith(("_file", "_directory")):
+        if self.proves_ready and not point.endswith(("_file", "_directory")):
             law_1_ready_is_proved(process, self.truth)
         if moment is Moment.BEFORE and (point is Point.FENCE or point.startswith("commit")):
             law_9_reads_never_wait(process)

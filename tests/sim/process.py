@@ -127,6 +127,7 @@ class Process:
         self.points = points or SimPoints()
         self.logged: list[tuple[str, dict[str, Any]]] = []
         self.ended = ""
+        self.refused = ""
         self._connect = sim_vfs().attach(disk)
         ids = itertools.count(1)
         files = Files(SimFileSystem(disk), self.points)

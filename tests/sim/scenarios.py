@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.layout import layout_of
 from rowlock.bindings.plan import Require
 from rowlock.bindings.planner import Policy
+from rowlock.journal.points import Moment, Point
 from sim.device import Device, Hook
 from sim.disk import Disk
 from sim.laws import Truth, Watch
@@ -123,6 +125,24 @@ def _served(process: Process, models: Models) -> None:
     process.settle()
 
 
+def _unsure(process: Process, models: Models) -> None:
+    """The sync of the publish fails: its COMMIT raises, and has taken effect."""
+    before, armed = process.disk.fail, [False]
+
+    def observe(point: Point, moment: Moment, _subject: str) -> None:
+        armed[0] = point is Point.COMMIT_PUBLISH and moment is Moment.BEFORE
+
+    def fail(operation: str, path: str) -> None:
+        before(operation, path)
+        if armed[0] and operation == "sync":
+            armed[0] = False
+            raise OSError(errno.EIO, "injected: sync failed", path)
+
+    process.points.observers.append(observe)
+    process.disk.fail = fail
+    process.transition(models["b"], Require.B2)
+
+
 def _ignore(_result: object) -> None:
     pass
 
@@ -179,6 +199,7 @@ SCENARIOS = {
         Scenario("b2", ("a",), _to("b")),
         Scenario("b2_served", ("a",), _served),
         Scenario("b2_memory_undo", ("a",), _to("b"), settings=_MEMORY),
+        Scenario("b2_unsure", ("a",), _unsure),
         Scenario("rollback", ("a", "b"), _rollback),
         Scenario("rollback_pushed", ("a", "push"), _rollback),
         Scenario("push", ("a",), _push),
