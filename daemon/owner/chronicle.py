@@ -58,7 +58,7 @@ class Chronicle:
         self._notify(record.id)
 
     def stage(self, message: str, **changes: Any) -> None:
-        with self._undone_on_error():
+        with self._settled():
             self._enter(TransitionEvent.STAGED, changes)
             self._journal.move(self.record.id, self.record.to_json(), self._event(self.state, message))
         self._notify(self.record.id)
@@ -71,7 +71,7 @@ class Chronicle:
             self.record = replace(self.record, generation=generation)
             return self.record.to_json()
 
-        with self._undone_on_error():
+        with self._settled():
             self._enter(TransitionEvent.JOURNALED, {"write_runs": len(ranges)})
             self._journal.mark_journaled(self.record.id, self._event(self.state, message), record_of, writes)
 
@@ -118,12 +118,17 @@ class Chronicle:
         except JournalError:
             self._journal.drop_ballast()  # the disk may be full: that is what it is kept for
             if self._journal.settle(self.record.id) != self.state:
-                self._journal.end(self.record.id, self.state, self.record.to_json(), events)
+                self._journal.end(self.record.id, self.state, self.record.to_json(), self._after_the_last(events))
 
     def amend(self, **changes: Any) -> None:
         """Complete the record of an ended transition, e.g. by how long its last commit took."""
         self.record = replace(self.record, **changes)
         self._journal.amend(self.record.id, self.record.to_json())
+
+    def _after_the_last(self, events: Sequence[Event]) -> list[Event]:
+        """Events with numbers that follow those in the journal: a step that was never settled may have left one."""
+        last = max((event.sequence for event in self._journal.events(self.record.id)), default=0)
+        return [replace(event, sequence=last + number) for number, event in enumerate(events, start=1)]
 
     def _settled_state(self, unknown: CommitUnknownError) -> str:
         try:
@@ -132,11 +137,18 @@ class Chronicle:
             raise CommitUnknownError(f"{unknown}; it could not be settled: {error}") from error
 
     @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Be where one was before, when the journal did not take the step."""
+    def _settled(self) -> Iterator[None]:
+        """Be where one was before, when the journal did not take the step, or nobody knows whether it did."""
         record, state = self.record, self.state
         try:
             yield
+        except CommitUnknownError as unknown:
+            after, entered = self.record, self.state
+            self._go_back(record, state)
+            if self._settled_state(unknown) != entered:
+                raise JournalError(f"not recorded: {unknown}") from unknown
+            self.record, self.state = after, entered
+            self._sequence += 1
         except JournalError:
             self._go_back(record, state)
             raise

@@ -87,6 +87,7 @@ class Disk:
     Attributes:
         observe: told before each effect and after it: (operation, path).
         fail: may raise OSError instead of an effect.
+        committed: told of each COMMIT that has taken effect; may raise all the same.
 
     """
 
@@ -97,6 +98,7 @@ class Disk:
     serial: int = 0
     observe: Callable[[str, str], None] = lambda _operation, _path: None
     fail: Callable[[str, str], None] = lambda _operation, _path: None
+    committed: Callable[[], None] = lambda: None
     _epoch: object = field(default_factory=object)
 
     def __post_init__(self) -> None:

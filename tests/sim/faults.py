@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ DEVICE_FAULTS = {
     "advance": ("error once", "hang", "device lost"),
 }  # fmt: skip
 FILE_FAULTS = ("error once", "error always", "no space always")
-COMMIT_FAULTS = ("raises, not committed", "raises, committed", "journal lost")
+COMMIT_FAULTS = ("raises, not committed", "raises, committed", "raises, not synced", "journal lost")
 STORES = ("undo", "pushed", "manifests", "assets", "ballast", "journal.sqlite")
 SUSPECTS = {"other_parent once"}
 """Faults that leave bytes wrong where a transition does not read: what finds them is a verification of everything."""
@@ -145,12 +146,18 @@ class Injector:
 
     def _journal(self, operation: str, path: str) -> None:
         at_commit = self._commit == (self._place.operation if self._place else "?")
-        wanted = {"raises, not committed": "write", "raises, committed": "sync"}.get(self._fault, "")
+        wanted = {"raises, not committed": "write", "raises, not synced": "sync"}.get(self._fault, "")
         dead = self._fault == "journal lost" and (self._begun or at_commit) and operation != "read"
         once = at_commit and operation == wanted and path.endswith("-wal") and not self._begun
         if self.armed and self._place is not None and (dead or once):
             self._begun = True
             raise OSError(errno.EIO, f"injected: {operation}", path)
+
+    def committed(self) -> None:
+        at_commit = self._place is not None and self._commit == self._place.operation
+        if self.armed and at_commit and self._fault == "raises, committed" and not self._begun:
+            self._begun = True
+            raise sqlite3.OperationalError("injected: COMMIT")
 
     def _note(self, operation: str, subject: str) -> None:
         place = Place(self._scenario.name, self.points.phase, operation, subject)
@@ -221,7 +228,7 @@ def _act(world: World, scenario: Scenario, injector: Injector) -> Process:
         injector.arm()
     process = Process(disk, device, "p", injector.device, injector.points, **scenario.settings)
     injector.process = watch.process = process
-    disk.fail = injector.disk
+    disk.fail, disk.committed = injector.disk, injector.committed
     process.refused = ""
     try:
         process.start(world.models[scenario.initial] if scenario.initial else None)

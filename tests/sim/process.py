@@ -128,6 +128,7 @@ class Process:
         self.logged: list[tuple[str, dict[str, Any]]] = []
         self.ended = ""
         self.refused = ""
+        self.answers: list[Answer] = []
         self._connect = sim_vfs().attach(disk)
         ids = itertools.count(1)
         files = Files(SimFileSystem(disk), self.points)
@@ -227,6 +228,7 @@ class Process:
     def ask(self, tokens: int = 4) -> Answer:
         """A request, queued."""
         answer = Answer()
+        self.answers.append(answer)
         self.owner.generate(GenerationRequest("r", PROMPT, tokens, Sampling(), True, answer))
         return answer
 

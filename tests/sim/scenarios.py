@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -126,20 +126,19 @@ def _served(process: Process, models: Models) -> None:
 
 
 def _unsure(process: Process, models: Models) -> None:
-    """The sync of the publish fails: its COMMIT raises, and has taken effect."""
-    before, armed = process.disk.fail, [False]
+    """The COMMIT of the publish raises, and has taken effect."""
+    armed = [False]
 
     def observe(point: Point, moment: Moment, _subject: str) -> None:
         armed[0] = point is Point.COMMIT_PUBLISH and moment is Moment.BEFORE
 
-    def fail(operation: str, path: str) -> None:
-        before(operation, path)
-        if armed[0] and operation == "sync":
+    def committed() -> None:
+        if armed[0]:
             armed[0] = False
-            raise OSError(errno.EIO, "injected: sync failed", path)
+            raise sqlite3.OperationalError("injected: COMMIT")
 
     process.points.observers.append(observe)
-    process.disk.fail = fail
+    process.disk.committed = committed
     process.transition(models["b"], Require.B2)
 
 
@@ -180,9 +179,14 @@ def stuck() -> Hook:
     return hook
 
 
+def _rollback_to_first(process: Process, models: Models) -> None:
+    process.rollback(to=1)
+
+
 BASES: dict[str, tuple[str, Act | None]] = {
     "a": ("a", None),
     "b": ("", _to("b")),
+    "c": ("", _to("c")),
     "push": ("", _push),
     "quarantine": ("", _to("b")),
 }
@@ -201,6 +205,8 @@ SCENARIOS = {
         Scenario("b2_memory_undo", ("a",), _to("b"), settings=_MEMORY),
         Scenario("b2_unsure", ("a",), _unsure),
         Scenario("rollback", ("a", "b"), _rollback),
+        Scenario("rollback_to_first", ("a", "b", "c"), _rollback_to_first),
+        Scenario("restart_spoiled", ("a", "b"), None, hook=flips(1)),
         Scenario("rollback_pushed", ("a", "push"), _rollback),
         Scenario("push", ("a",), _push),
         Scenario("assets", ("a",), _to("assets")),
@@ -258,6 +264,7 @@ def run(
     points.observers = [watch.observer]
     if scenario.act is None:
         began(disk, device, points)
+        hook.armed = True
     process = Process(disk, device, f"{scenario.name}-", hook, points, **scenario.settings)
     watch.process = process
     process.start(world.models[scenario.initial] if scenario.initial else None)

@@ -80,6 +80,18 @@ class _Vfs(Structure):
     )  # fmt: skip
 
 
+class _Connection(sqlite3.Connection):
+    """Tells the disk of each COMMIT."""
+
+    disk: Disk
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        cursor = super().execute(sql, *parameters)
+        if sql == "COMMIT":
+            self.disk.committed()
+        return cursor
+
+
 @dataclass
 class _Shared:
     """What the connections of one process share of one file: locks, and the index of the WAL."""
@@ -123,7 +135,10 @@ class SimVfs:
 
         def connect(path: Path) -> sqlite3.Connection:
             uri = f"file:/{number}{path}?vfs={NAME.decode()}"
-            connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=0)
+            connection = sqlite3.connect(
+                uri, uri=True, check_same_thread=False, isolation_level=None, timeout=0, factory=_Connection
+            )
+            connection.disk = disk
             self._connections.append((disk, connection))
             return connection
 

@@ -346,6 +346,28 @@ def test_an_opening_of_unknown_outcome_is_settled(owner: OwnerHarness, target: P
         assert owner.transition(target).state == "PUBLISHED"
 
 
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("method", ["move", "mark_journaled"])
+def test_a_step_of_unknown_outcome_is_settled(owner: OwnerHarness, target: Path, method: str, settled: bool) -> None:
+    """The step is on disk: the transition goes on from it, or, when that cannot be found out, ends after it."""
+    journal = owner.owner.journal
+    real = getattr(journal, method)
+
+    def step(*arguments, **named):  # type: ignore[no-untyped-def]
+        setattr(journal, method, real)
+        real(*arguments, **named)
+        raise CommitUnknownError("COMMIT: disk I/O error")
+
+    setattr(journal, method, step)
+    if not settled:
+        failing_journal(owner, "settle", JournalError("disk I/O error"))
+    record = owner.transition(target)
+    assert record.state == ("PUBLISHED" if settled else "FAILED")
+    assert owner.owner.view.state is OwnerState.READY
+    assert [event.sequence for event in journal.events(record.id)] == list(range(1, len(journal.events(record.id)) + 1))
+    assert owner.transition(target).state == ("NOOP" if settled else "PUBLISHED")
+
+
 def test_an_owner_thread_that_dies_tells_everybody(owner: OwnerHarness, target: Path) -> None:
     def bug() -> None:
         raise AssertionError("planted")
