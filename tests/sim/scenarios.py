@@ -33,10 +33,12 @@ class World:
 
     models: Models
     truth: Truth
+    weights: dict[str, str]
 
     @classmethod
     def make(cls, root: Path) -> World:
         models, truth = Models.make(root), Truth()
+        weights = {name: weights_root(models[name]) for name in ("a", "b", "c")}
         for name in ("a", "b", "c"):
             with Checkpoint.open(models[name]) as checkpoint:
                 layout = layout_of(checkpoint, parse_config(models[name], checkpoint.config))
@@ -45,8 +47,8 @@ class World:
                 for group in range(info.groups):
                     first, _ = info.group_span(group)
                     truth.places[info.name, group] = (placement.parent, placement.offset + first * info.row_bytes)
-            truth.parents[weights_root(models[name])] = expected_parents(models[name])
-        return cls(models, truth)
+            truth.parents[weights[name]] = expected_parents(models[name])
+        return cls(models, truth, weights)
 
 
 def weights_root(directory: Path) -> str:
