@@ -120,7 +120,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
 
     """
     files = Files()
-    files.make_directory(settings.state)
+    files.keep_directory(settings.state)
     refuse_foreign_state(settings.state)
     journal = Journal(settings.state, settings.device, files)
     closing.callback(journal.close)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -99,6 +100,22 @@ class Files:
         with around(self.points, Point.MAKE_DIRECTORY, str(path)):
             self.system.make_directory(path)
         self._sync_directory(path.parent)
+
+    def keep_directory(self, path: Path) -> None:
+        """Make a directory, and its own name durable whoever made it.
+
+        That a directory is there does not mean that it survives: the process that made it may have been
+        killed before it could sync the one above. What may not be read was not made by this user.
+        """
+        self.make_directory(path)
+        for above in path.parents:
+            with suppress(PermissionError):
+                self._sync_directory(above)
+
+    def keep_names(self, path: Path) -> None:
+        """Make durable what names a directory holds, if there is one."""
+        if self.exists(path):
+            self._sync_directory(path)
 
     def read(self, path: Path) -> bytes:
         return self.system.read(path)

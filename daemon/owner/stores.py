@@ -103,11 +103,15 @@ class Stores:
         return assets
 
     def clear_unfinished(self) -> None:
-        """Remove what a killed process was still writing. Before anything is written."""
-        for directory in (self.undo.directory, self.pushed.directory, *self._manifest_directories):
+        """Remove what a killed process was still writing, and make durable what it had just named.
+
+        Before anything is written.
+        """
+        by_digest = [self.assets / name for name in self.files.names(self.assets)]
+        for directory in (self.undo.directory, self.pushed.directory, *self._manifest_directories, *by_digest):
             self._clear_unfinished(directory)
-        for name in self.files.names(self.assets):
-            self._clear_unfinished(self.assets / name)
+        for directory in (self.assets, self.manifests, self.manifests.parent):
+            self.files.keep_names(directory)
 
     def sweep(self, roots: set[str], assets: set[str]) -> None:
         """Remove the manifests and assets of other identities, and the oldest manifests by path."""
@@ -130,6 +134,7 @@ class Stores:
         for name in self.files.names(directory):
             if name.endswith((PARTIAL_SUFFIX, RESERVED_SUFFIX)):
                 self.files.discard(directory / name)
+        self.files.keep_names(directory)
 
     def _manifest_path(self, root: str) -> Path:
         return self.manifests / "by-root" / f"{root}{MANIFEST_SUFFIX}"

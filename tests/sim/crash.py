@@ -14,9 +14,16 @@ from blake3 import blake3
 
 from rowlock.journal.points import Moment, Point
 from sim.device import Device
-from sim.disk import Crash, Disk
+from sim.disk import Crash, Disk, known_name
 from sim.facts import Facts
-from sim.laws import Watch, check_image, check_recovered, law_5_twice_is_once
+from sim.laws import (
+    Watch,
+    check_image,
+    check_recovered,
+    law_1_ready_is_proved,
+    law_5_twice_is_once,
+    law_10_one_identity,
+)
 from sim.process import Process, SimPoints
 from sim.scenarios import Scenario, World, prepare, run
 
@@ -118,13 +125,15 @@ class Explorer:
             seed = self.seed + self.report.crashes
             disk = image.disk.after(crash, seed)
             device = image.device.after_process(survives=survives, seed=seed)
-            if self._is_new(disk.key() + device.key()):
-                try:
+            try:
+                if self._is_new(disk.key() + blake3(repr(image.promised).encode()).digest()):
+                    check_image(disk, image.promised)
+                if self._is_new(disk.key() + device.key()):
                     self._recover(disk, device, image.promised, scenario, here, depth)
-                except CrashError:
-                    raise
-                except Exception as error:
-                    raise CrashError(f"{scenario.name}: {' -> '.join(here)}: {error!r}") from error
+            except CrashError:
+                raise
+            except Exception as error:
+                raise CrashError(f"{scenario.name}: {' -> '.join(here)}: {error!r}") from error
 
     def _recover(
         self, disk: Disk, device: Device, promised: Facts, scenario: Scenario, path: tuple[str, ...], depth: int
@@ -144,9 +153,22 @@ class Explorer:
         if new:
             again = self._start(disk.copy(), device.after_process(survives=True, seed=0), watch, scenario, path, None)
             law_5_twice_is_once(after, check_recovered(again, self.world.truth, after))
+            if depth == 1:
+                self._go_on(again, watch)
             again.close()
         for image in camera.images:
             self._crash(image, scenario, (*path, image.label), depth + 1)
+
+    def _go_on(self, process: Process, watch: Watch) -> None:
+        """A recovered owner works, and what it promises from now on survives a power cut."""
+        view, models = process.owner.view, self.world.models
+        if not view.quarantined:
+            process.transition(models["c"] if view.resident is not None else models["a"])
+            process.ask(2)
+            process.settle()
+            law_10_one_identity(process.answers[-1], self.world.truth)
+            law_1_ready_is_proved(process, self.world.truth)
+        check_image(process.disk.after(Crash.DROPPED, 0), watch.promised)
 
     def _is_new(self, key: bytes) -> bool:
         new = key not in self._seen
@@ -168,8 +190,7 @@ class Explorer:
 def _logical(disk: Disk, facts: Facts) -> bytes:
     """What a disk says, however its bytes lie: what two recoveries may differ in."""
     files = [
-        (path, b"" if "journal" in path else disk.inodes[number].digest(), path in disk.durable_names)
+        (known_name(path), b"" if "journal" in path else disk.inodes[number].digest(), path in disk.durable_names)
         for path, number in sorted(disk.names.items())
-        if not path.endswith(".partial")
     ]
     return blake3(repr((facts, files)).encode()).digest()

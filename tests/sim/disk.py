@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -135,9 +136,8 @@ class Disk:
         digest = blake3(str(len(self.changes)).encode())
         for names in (self.names, self.durable_names):
             for path in sorted(names):
-                if not path.endswith(".partial"):
-                    digest.update(path.encode())
-                    digest.update(self.inodes[names[path]].digest())
+                digest.update(known_name(path).encode())
+                digest.update(self.inodes[names[path]].digest())
         return digest.digest()
 
     # What processes do. Each is one effect.
@@ -222,6 +222,11 @@ class Disk:
             inode = self.inodes[number] = inode.copy(self._epoch)
         inode.known = b""
         return inode
+
+
+def known_name(path: str) -> str:
+    """A path without what is random in it."""
+    return re.sub(r"\.[0-9a-f]{32}\.partial$", ".partial", path)
 
 
 def parent_of(path: str) -> str:

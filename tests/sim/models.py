@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import numpy as np
 from support.checkpoints import EMBED, K0, NORM, change_rows, copy, negate, write_tiny
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
-from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.layout import layout_of
-from sim.device import Device
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 260,
@@ -57,11 +54,6 @@ class Models:
     def __getitem__(self, name: str) -> Path:
         return self.root / name
 
-    @cached_property
-    def by_weights(self) -> dict[str, dict[str, bytes]]:
-        """The bytes that each parent must hold, by weights root: read here, by nothing that is under test."""
-        return {}
-
 
 def expected_parents(directory: Path) -> dict[str, bytes]:
     """The bytes of every parent of a checkpoint: the members' files, end to end."""
@@ -80,6 +72,3 @@ def expected_parents(directory: Path) -> dict[str, bytes]:
 
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
-
-
-__all__ = ["CONFIG", "Device", "Identity", "Models", "expected_parents"]

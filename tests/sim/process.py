@@ -16,7 +16,6 @@ from support.owners import Answer
 
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.plan import Plan, Require
-from rowlock.bindings.planner import Policy
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.options import Options
@@ -126,13 +125,12 @@ class Process:
         self.name = name
         self.points = points or SimPoints()
         self.logged: list[tuple[str, dict[str, Any]]] = []
-        self.ended = ""
         self.refused = ""
         self.answers: list[Answer] = []
         self._connect = sim_vfs().attach(disk)
         ids = itertools.count(1)
         files = Files(SimFileSystem(disk), self.points)
-        files.make_directory(STATE)
+        files.keep_directory(STATE)
         self.journal = Journal(STATE, "sim", files, self._connect)
         self.journal._lock = OneThreadLock()  # type: ignore[assignment]
         self.journal._reader_lock = OneThreadLock()  # type: ignore[assignment]
@@ -168,7 +166,6 @@ class Process:
         try:
             self.owner.turn()
         except AbandonedError:
-            self.ended = "abandoned"
             raise EndedError from None
 
     def expire(self, call: str) -> None:
@@ -239,6 +236,3 @@ class Process:
 
     def _log(self, event: str, **fields: Any) -> None:
         self.logged.append((event, fields))
-
-
-__all__ = ["PROMPT", "STATE", "EndedError", "Inline", "Observer", "Policy", "Process", "SimPoints"]

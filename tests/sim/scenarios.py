@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -144,6 +145,24 @@ def _unsure(process: Process, models: Models) -> None:
     process.transition(models["b"], Require.B2)
 
 
+def _lost(process: Process, models: Models) -> None:
+    """The COMMIT of the publish raises, and has not taken effect."""
+    before, armed = process.disk.fail, [False]
+
+    def observe(point: Point, moment: Moment, _subject: str) -> None:
+        armed[0] = point is Point.COMMIT_PUBLISH and moment is Moment.BEFORE
+
+    def fail(operation: str, path: str) -> None:
+        before(operation, path)
+        if armed[0] and operation == "write":
+            armed[0] = False
+            raise OSError(errno.EIO, "injected: write", path)
+
+    process.points.observers.append(observe)
+    process.disk.fail = fail
+    process.transition(models["b"], Require.B2)
+
+
 def _ignore(_result: object) -> None:
     pass
 
@@ -206,6 +225,7 @@ SCENARIOS = {
         Scenario("b2_served", ("a",), _served),
         Scenario("b2_memory_undo", ("a",), _to("b"), settings=_MEMORY),
         Scenario("b2_unsure", ("a",), _unsure),
+        Scenario("b2_lost", ("a",), _lost),
         Scenario("rollback", ("a", "b"), _rollback),
         Scenario("rollback_to_first", ("a", "b", "c"), _rollback_to_first),
         Scenario("restart_spoiled", ("a", "b"), None, hook=flips(1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from support.checkpoints import K0
 
 from rowlock.journal.files import Files
 from rowlock.journal.journal import Journal
+from rowlock.journal.points import Moment, Point
 from sim.crash import Explorer
 from sim.device import Device
 from sim.disk import Crash, Disk
@@ -108,3 +110,48 @@ def test_memory_of_a_dead_process_is_never_believed(world: World) -> None:
     assert world.truth.is_on(left, after.owner.view.resident.model.identity.weights)  # type: ignore[union-attr]
     after.close()
     assert K0 in {tensor for tensor, _ in world.truth.places}
+
+
+def test_what_a_killed_process_left_is_made_durable(world: World) -> None:
+    """Directories that are there, and were never synced: what is put into them survives all the same."""
+    disk = Disk()
+    for path in ("/var", "/var/state", "/var/state/undo", "/var/state/manifests", "/var/state/manifests/by-root"):
+        disk.create(path, is_directory=True)
+    disk = disk.after(Crash.KILLED, 0)
+    process = Process(disk, Device(), "p").start(world.models["a"])
+    transition = process.transition(world.models["b"])
+    process.close()
+    left = disk.after(Crash.DROPPED, 0)
+    assert Facts.of(left).current == 2
+    assert str(STATE / "undo" / f"{transition}.undo") in left.names
+    assert str(STATE / "manifests" / "by-root" / f"{world.weights['a']}.safetensors") in left.names
+
+
+def test_a_file_that_a_killed_process_named_is_made_durable(world: World) -> None:
+    """Killed between the rename of a manifest and the sync of its directory: the next publish needs it to last.
+
+    Recovery would sweep it, and then it would be written anew; here the sweep fails.
+    """
+
+    def stuck(operation: str, path: str) -> None:
+        if operation == "remove" and "by-root" in path:
+            raise OSError(errno.EIO, "injected: remove", path)
+
+    disk, device = prepare(world, ("a",))
+    process = Process(disk, device, "p").start()
+    images: list[Disk] = []
+
+    def observe(point: Point, moment: Moment, subject: str) -> None:
+        if (point, moment) == (Point.SYNC_DIRECTORY, Moment.BEFORE) and subject.endswith("by-root"):
+            images.append(disk.copy())
+
+    process.points.observers.append(observe)
+    process.transition(world.models["b"])
+    process.close()
+    killed = images[0].after(Crash.KILLED, 0)
+    killed.fail = stuck
+    process = Process(killed, device.after_process(survives=True, seed=0), "q").start()
+    assert process.record(process.transition(world.models["b"])).state == "PUBLISHED"
+    process.close()
+    manifest = f"{world.weights['b']}.safetensors"
+    assert str(STATE / "manifests" / "by-root" / manifest) in killed.after(Crash.DROPPED, 0).names

@@ -26,6 +26,7 @@ ENDS = {
     "b2_served": ("PUBLISHED", "READY", 2),
     "b2_memory_undo": ("PUBLISHED", "READY", 2),
     "b2_unsure": ("PUBLISHED", "READY", 2),
+    "b2_lost": ("ROLLED_BACK", "READY", 1),
     "rollback": ("PUBLISHED", "READY", 3),
     "rollback_to_first": ("PUBLISHED", "READY", 4),
     "rollback_pushed": ("PUBLISHED", "READY", 3),
