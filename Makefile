@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check sim faults stubs bench clean
+.PHONY: demo test check sim faults planted stubs bench clean
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -32,6 +32,10 @@ sim: $(READY)
 # Every fault at every place, against the table in git (tests/sim/faults.json, docs/faults.md).
 faults: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m sim.faults $(FAULTS)
+
+# Bugs planted in a copy of the core, each to be caught by the tests of the laws.
+planted: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m planted $(PLANTED)
 
 stubs: $(READY)
 	scripts/gen-stubs.sh

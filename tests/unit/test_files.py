@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -78,3 +80,22 @@ def test_a_file_is_written_by_many_at_once(tmp_path: Path) -> None:
     content = path.read_bytes()
     assert content == content[: len(content) // 1000] * 1000
     assert [item.name for item in tmp_path.iterdir()] == ["c"]
+
+
+def test_files_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the real file system: content, then name, then directory."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        done.append("sync directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "sync file")
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    Files().write(tmp_path / "a", [b"content"])
+    assert done == ["sync file", "rename", "sync directory"]
