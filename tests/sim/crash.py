@@ -42,12 +42,13 @@ class Image:
 
 
 class Camera:
-    """Takes an image at every named point and at every effect on the disk."""
+    """Takes an image at every named point and at every effect on the disk, where anything has changed."""
 
     def __init__(self, watch: Watch) -> None:
         self.images: list[Image] = []
         self.places: set[tuple[str, str, str]] = set()
         self._watch = watch
+        self._last: tuple[int, int, Facts] = (0, 0, watch.promised)
 
     def begin(self, disk: Disk, device: Device, points: SimPoints) -> None:
         self._disk, self._device, self._points = disk, device, points
@@ -64,6 +65,10 @@ class Camera:
             self._take(f"disk {what} {_short(path)}")
 
     def _take(self, label: str) -> None:
+        now = (self._disk.version, self._device.version, self._watch.promised)
+        if self.images and now[:2] == self._last[:2] and now[2] is self._last[2]:
+            return  # nothing has changed since the last
+        self._last = now
         name = f"{len(self.images)}: {label.strip()}"
         self.images.append(Image(name, self._disk.copy(), self._device.copy(), self._watch.promised))
 

@@ -50,6 +50,7 @@ class Device:
         stepping: a step of a program may still run.
         hazards: what a real device would not forgive.
         kept: the K/V pool.
+        version: grows with every change of what a later process may find.
 
     """
 
@@ -61,6 +62,7 @@ class Device:
     hazards: list[str] = field(default_factory=list)
     allocations: int = 0
     sequences: int = 0
+    version: int = 0
     stale: dict[str, Bytes] = field(default_factory=dict)
 
     def copy(self) -> Device:
@@ -102,6 +104,7 @@ class Device:
         return digest.hexdigest()
 
     def land(self) -> None:
+        self.version += bool(self.started)
         for write in self.started:
             span = slice(write.offset, write.offset + write.data.nbytes)
             self.stale[write.slot] = self.slots[write.slot].copy()
@@ -169,6 +172,7 @@ class SimMemory:
         if device.slots.get(parent.name, np.empty(0, np.uint8)).nbytes != parent.nbytes:
             device.slots[parent.name] = np.full(parent.nbytes, FRESH, np.uint8)
         device.allocations += 1
+        device.version += 1
         allocation = Allocation(f"sim-{device.allocations}", parent)
         device.live[parent.name] = allocation.id
         self._counters.allocations += 1
@@ -182,6 +186,7 @@ class SimMemory:
         effect = self._hook(device, "write_rows", allocation.parent.name)
         self._counters.bytes_written += data.nbytes
         write = Write(allocation.parent.name, offset, data.copy())
+        device.version += 1
         device.started += _spoiled(device, write, effect, allocation.parent.row_bytes)
 
     def read_rows(self, allocation: Allocation, first_row: int, out: Bytes) -> None:

@@ -89,6 +89,7 @@ class Disk:
         observe: told before each effect and after it: (operation, path).
         fail: may raise OSError instead of an effect.
         committed: told of each COMMIT that has taken effect; may raise all the same.
+        version: grows with every effect.
 
     """
 
@@ -100,6 +101,7 @@ class Disk:
     observe: Callable[[str, str], None] = lambda _operation, _path: None
     fail: Callable[[str, str], None] = lambda _operation, _path: None
     committed: Callable[[], None] = lambda: None
+    version: int = 0
     _epoch: object = field(default_factory=object)
 
     def __post_init__(self) -> None:
@@ -194,6 +196,7 @@ class Disk:
         for change in [item for item in self.changes if item.directory == path]:
             _apply_name(self.durable_names, change)
             self.changes.remove(change)
+            self.version += 1
         self.observe("sync_directory", path)
 
     def content(self, number: int) -> bytearray:
@@ -210,6 +213,7 @@ class Disk:
     def _rename(self, change: NameChange) -> None:
         _apply_name(self.names, change)
         self.changes.append(change)
+        self.version += 1
 
     def _new_inode(self, *, is_directory: bool) -> int:
         self.serial += 1
@@ -221,6 +225,7 @@ class Disk:
         if inode.epoch is not self._epoch:
             inode = self.inodes[number] = inode.copy(self._epoch)
         inode.known = b""
+        self.version += 1
         return inode
 
 
