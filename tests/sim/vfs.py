@@ -9,6 +9,7 @@ for the database itself. Locks and shared memory belong to the process, and die 
 from __future__ import annotations
 
 import _sqlite3
+import atexit
 import ctypes
 import errno
 import itertools
@@ -127,6 +128,12 @@ class SimVfs:
         self._vfs = _Vfs(1, ctypes.sizeof(_File), 512, None, NAME, None, *calls)
         result = self._library.sqlite3_vfs_register(ctypes.byref(self._vfs), 0)
         assert result == OK, f"sqlite3_vfs_register: {result}"
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Close what a failed test has left open: SQLite must not call into an interpreter that is gone."""
+        for _, connection in self._connections:
+            connection.close()
 
     def attach(self, disk: Disk) -> Callable[[Path], sqlite3.Connection]:
         """A way to open SQLite files on a disk, for one process of the simulation."""
