@@ -95,7 +95,7 @@ def _journal(settings: Settings) -> Finding:
     if not (settings.state / FILE_NAME).exists():
         return Finding("journal", True, "none yet")
     try:
-        journal = Journal(settings.state, settings.device)
+        journal = Journal(settings.state, settings.device, read_only=True)
     except JournalError as error:
         return Finding("journal", False, str(error))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
@@ -29,8 +30,8 @@ class OpenFile(Protocol):
 class FileSystem(Protocol):
     """Effects on files. Names in a directory are durable once the directory is synced."""
 
-    def open(self, path: Path) -> AbstractContextManager[OpenFile]:
-        """Open for writing, as it is; created if absent."""
+    def open(self, path: Path, *, private: bool) -> AbstractContextManager[OpenFile]:
+        """Open for writing, as it is; created if absent, for this user alone if ``private``."""
         ...
 
     def reserve(self, path: Path, nbytes: int) -> None:
@@ -59,6 +60,10 @@ class FileSystem(Protocol):
         """In bytes, None if absent."""
         ...
 
+    def is_private(self, path: Path) -> bool:
+        """Whether this user alone may use a file."""
+        ...
+
     def names(self, path: Path) -> list[str]:
         """What a directory holds, oldest change first; nothing if it is absent."""
         ...
@@ -67,8 +72,8 @@ class FileSystem(Protocol):
 class OsFileSystem:
     """The real one."""
 
-    def open(self, path: Path) -> _OsFile:
-        return _OsFile(path)
+    def open(self, path: Path, *, private: bool) -> _OsFile:
+        return _OsFile(path, 0o600 if private else 0o666)
 
     def reserve(self, path: Path, nbytes: int) -> None:
         with open(path, "wb") as file:
@@ -103,6 +108,9 @@ class OsFileSystem:
         except FileNotFoundError:
             return None
 
+    def is_private(self, path: Path) -> bool:
+        return not stat.S_IMODE(path.stat().st_mode) & 0o077
+
     def names(self, path: Path) -> list[str]:
         try:
             return [item.name for item in sorted(path.iterdir(), key=_changed)]
@@ -120,8 +128,8 @@ def _changed(path: Path) -> float:
 class _OsFile:
     """Unbuffered: the chunks are large, and a buffer that can seek costs a multiple of the write itself."""
 
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, mode: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         self._file = FileIO(descriptor, "r+")
 
     def __enter__(self) -> Self:

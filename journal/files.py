@@ -37,14 +37,17 @@ class Files:
     system: FileSystem = field(default_factory=OsFileSystem)
     points: Points = UNOBSERVED
 
-    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        """Create or replace a file; a reader sees all of it or none. Makes missing directories."""
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview], *, private: bool = False) -> None:
+        """Create or replace a file; a reader sees all of it or none. Makes missing directories.
+
+        ``private``: for this user alone, from its creation on.
+        """
         self.make_directory(path.parent)
         partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
         if self.exists(_reserved(path)):
             self._rename(_reserved(path), partial)
         try:
-            with self.system.open(partial) as file:
+            with self.system.open(partial, private=private) as file:
                 with around(self.points, Point.WRITE_FILE, str(path)):
                     for chunk in chunks:
                         file.write(chunk)
@@ -126,6 +129,10 @@ class Files:
     def size(self, path: Path) -> int | None:
         """In bytes, None if absent."""
         return self.system.size(path)
+
+    def is_private(self, path: Path) -> bool:
+        """Whether this user alone may use a file."""
+        return self.system.is_private(path)
 
     def names(self, path: Path) -> list[str]:
         """What a directory holds, oldest change first; nothing if it is absent."""

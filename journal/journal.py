@@ -1,7 +1,8 @@
 """The journal: every transition, every generation, in one SQLite file.
 
 All writes go through the methods here, each one transaction. WAL with
-``synchronous=FULL``: a returned method is durable. A COMMIT that raises has an unknown
+``synchronous=FULL``: a returned method is durable. Each adds the events of its commit to the
+hash chain (:mod:`rowlock.journal.chain`). A COMMIT that raises has an unknown
 outcome; :class:`CommitUnknownError` says so, and :meth:`Journal.settle` finds out.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +20,12 @@ from typing import Any, Final
 
 from sqlite_utils import Database
 
+from rowlock.journal import chain_table
+from rowlock.journal.chain import KEY_STATE, ChainedEvent, Head
 from rowlock.journal.files import Files
 from rowlock.journal.migrations import KNOWN, migrations
 from rowlock.journal.points import Moment, Point, around
+from rowlock.journal.signing import KeyFileError, OwnerKey
 
 FILE_NAME: Final = "journal.sqlite"
 BALLAST_BYTES: Final = 1024 * 1024
@@ -32,6 +37,12 @@ Connect = Callable[[Path], sqlite3.Connection]
 def connect_file(path: Path) -> sqlite3.Connection:
     """The real one."""
     return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """One that cannot change the file."""
+    name = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(name, uri=True, check_same_thread=False, isolation_level=None, timeout=10)
 
 
 class JournalError(Exception):
@@ -101,33 +112,43 @@ class Journal:
     """See the module's text. Safe for use by several threads."""
 
     def __init__(
-        self, directory: Path, device: str, files: Files | None = None, connect: Connect = connect_file
+        self,
+        directory: Path,
+        device: str,
+        files: Files | None = None,
+        connect: Connect = connect_file,
+        now: Callable[[], float] = time.time,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Open or create.
 
         Args:
-            directory: there already, durably.
+            directory: there already, durably; of the owner's key too.
             device: the owner's.
-            files: for the ballast; its observer is told of each commit too.
+            files: for key and ballast; its observer is told of each commit too.
             connect: opens the SQLite file.
+            now: seconds since the epoch, for the event that names the key.
+            read_only: look at what is there, whatever older version wrote it; change nothing.
 
         Raises:
-            JournalError: unreadable, of a newer version, or of another device.
+            JournalError: unreadable, of a newer version, or of another device; or the key cannot be used.
 
         """
         self._path = directory / FILE_NAME
         self._ballast = directory / "ballast"
         self._files = files or Files()
         self._points = self._files.points
-        self._connect = connect
+        self._connect = connect_read_only if read_only else connect
         self._lock = threading.Lock()
         try:
             self._db = self._open()
             _check_version(self._db, self._path)
-            with around(self._points, Point.COMMIT_OWNER, device):
-                migrations.apply(self._db)
-                with self._db.atomic():
-                    self._db.execute("INSERT OR IGNORE INTO owner VALUES (1, ?, 1, NULL)", [device])
+            if not read_only:
+                with around(self._points, Point.COMMIT_OWNER, device):
+                    migrations.apply(self._db)
+                    with self._db.atomic():
+                        self._db.execute("INSERT OR IGNORE INTO owner VALUES (1, ?, 1, NULL)", [device])
             self._reader = self._open()
         except (sqlite3.Error, OSError) as error:
             raise JournalError(f"{self._path}: {error}") from error
@@ -138,6 +159,9 @@ class Journal:
                 f"{self._path}: belongs to device {found!r}, not to {device!r}; "
                 "give each device its own state directory"
             )
+        if not read_only:
+            self._key = _owner_key(directory, self._files)
+            self._announce_key(now())
 
     def close(self) -> None:
         with self._lock, self._reader_lock:
@@ -153,13 +177,13 @@ class Journal:
                 "SELECT ?, coalesce(max(number), 0) + 1, ?, ?, ?, 1, ? FROM transitions",
                 [row.id, row.request_id, row.request_digest, row.state, row.record],
             )
-            _insert_events(db, row.id, [event])
+            _chain(db, row.id, [event])
 
     def move(self, id: str, record: str, event: Event) -> None:  # noqa: A002 - the field's name
         """Enter a state that is not terminal."""
         with self._transaction(Point.COMMIT_STAGED, id) as db:
             _update(db, id, event.state, record, is_open=True)
-            _insert_events(db, id, [event])
+            _chain(db, id, [event])
 
     def mark_journaled(self, id: str, event: Event, record_of: Callable[[int], str], writes: str = "[]") -> int:  # noqa: A002
         """Intent is durable: from here on device writes may have begun.
@@ -179,30 +203,32 @@ class Journal:
             generation = int(taken.fetchall()[0][0])
             _update(db, id, event.state, record_of(generation), is_open=True)
             db.execute("UPDATE transitions SET generation = ? WHERE id = ?", [generation, id])
-            db.execute("INSERT INTO writes VALUES (?, ?)", [id, writes])
-            _insert_events(db, id, [event])
+            db.execute("INSERT INTO writes VALUES (?, ?, ?)", [id, writes, chain_table.writes_digest(writes)])
+            _chain(db, id, [event])
         return generation
 
     def publish(self, row: GenerationRow, state: str, record: str, events: Sequence[Event]) -> None:
         """The single step that makes a generation the owner's identity."""
         with self._transaction(Point.COMMIT_PUBLISH, row.transition_id) as db:
             _update(db, row.transition_id, state, record, is_open=False)
-            _insert_events(db, row.transition_id, events)
             values = vars(row)
             columns, marks = ", ".join(values), ", ".join("?" * len(values))
             db.execute(f"INSERT INTO generations ({columns}) VALUES ({marks})", list(values.values()))
             db.execute("UPDATE owner SET current_generation = ?", [row.generation])
+            _chain(db, row.transition_id, events, self._key.sign)
 
     def end(self, id: str, state: str, record: str, events: Sequence[Event]) -> None:  # noqa: A002
         """Enter a terminal state other than published."""
         with self._transaction(Point.COMMIT_END, id) as db:
             _update(db, id, state, record, is_open=False)
-            _insert_events(db, id, events)
+            _chain(db, id, events, self._key.sign)
 
-    def amend(self, id: str, record: str) -> None:  # noqa: A002
-        """Replace the record of an ended transition."""
+    def amend(self, id: str, record: str, now: float) -> None:  # noqa: A002
+        """Replace the record of an ended transition; the chain says that it was done."""
         with self._transaction(Point.COMMIT_AMEND, id) as db:
-            db.execute("UPDATE transitions SET record = ? WHERE id = ? AND open = 0", [record, id])
+            changed = db.execute("UPDATE transitions SET record = ? WHERE id = ? AND open = 0", [record, id]).rowcount
+            assert changed == 1, f"transition {id} has not ended"
+            _chain(db, id, [Event(0, "AMENDED", now, "the record was completed")], self._key.sign)
 
     def settle(self, id: str) -> str:  # noqa: A002
         """After :class:`CommitUnknownError`: the state that is really on disk, empty if there is no such row.
@@ -231,10 +257,12 @@ class Journal:
     def record_quarantine(self, reason: str, now: float) -> None:
         with self._transaction(Point.COMMIT_QUARANTINE, reason) as db:
             db.execute("INSERT INTO quarantine (since, reason) VALUES (?, ?)", [now, reason])
+            _chain(db, "", [Event(0, "QUARANTINED", now, reason)], self._key.sign)
 
     def release_quarantine(self, who: str, why: str, now: float) -> None:
         with self._transaction(Point.COMMIT_RELEASE, who) as db:
             db.execute("UPDATE quarantine SET released = ?, who = ?, why = ? WHERE released IS NULL", [now, who, why])
+            _chain(db, "", [Event(0, "RELEASED", now, f"by {who}: {why}")], self._key.sign)
 
     def quarantine(self) -> str:
         """Why the device is quarantined, or empty."""
@@ -295,7 +323,8 @@ class Journal:
 
     def events(self, id: str) -> list[Event]:  # noqa: A002
         rows = self._all(
-            "SELECT sequence, state, time, message FROM events WHERE transition_id = ? ORDER BY sequence",
+            "SELECT sequence, state, time, message FROM events WHERE transition_id = ? AND sequence > 0 "
+            "ORDER BY sequence",
             [id],
         )
         return [Event(**row) for row in rows]
@@ -306,6 +335,31 @@ class Journal:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         return db
+
+    # The chain.
+
+    @property
+    def public_key(self) -> str:
+        """Of the signatures that this process makes."""
+        return self._key.public
+
+    def head(self) -> Head:
+        """How far the chain has come."""
+        with self._reading() as connection:
+            return chain_table.head(connection)
+
+    def chain_page(self, after: int) -> chain_table.Page:
+        """The chained events after a position, some at a time."""
+        with self._reading() as connection:
+            return chain_table.read_page(connection, after)
+
+    def _announce_key(self, now: float) -> None:
+        """Chain the public key, when it is not the one that the chain named last."""
+        rows = self._all("SELECT message FROM events WHERE state = ? ORDER BY position DESC LIMIT 1", [KEY_STATE])
+        if rows and rows[0]["message"] == self._key.public:
+            return
+        with self._transaction(Point.COMMIT_OWNER, "key") as db:
+            _chain(db, "", [Event(0, KEY_STATE, now, self._key.public)], self._key.sign)
 
     @contextmanager
     def _transaction(self, point: Point, subject: str) -> Iterator[Database]:
@@ -327,12 +381,17 @@ class Journal:
                 raise CommitUnknownError(f"{self._path}: COMMIT: {error}") from error
             self._points.at(point, Moment.AFTER, subject)
 
-    def _all(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._reader_lock:
             try:
-                return list(self._reader.query(query, parameters))
+                yield self._reader.conn
             except sqlite3.Error as error:
                 raise JournalError(f"{self._path}: {error}") from error
+
+    def _all(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        with self._reading():
+            return list(self._reader.query(query, parameters))
 
     def _one(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
         return self._all(query, parameters)[0]
@@ -355,12 +414,18 @@ def _update(db: Database, id: str, state: str, record: str, *, is_open: bool) ->
     assert changed == 1, f"transition {id} is not open"
 
 
-def _insert_events(db: Database, id: str, events: Sequence[Event]) -> None:  # noqa: A002
-    for event in events:
-        db.execute(
-            "INSERT INTO events VALUES (?, ?, ?, ?, ?)",
-            [id, event.sequence, event.state, event.time, event.message],
-        )
+def _chain(db: Database, id: str, events: Sequence[Event], sign: chain_table.Sign | None = None) -> None:  # noqa: A002
+    drafts = [ChainedEvent(0, id, event.sequence, event.state, event.time, event.message, "") for event in events]
+    chain_table.append(db.conn, drafts, sign)
+
+
+def _owner_key(directory: Path, files: Files) -> OwnerKey:
+    try:
+        return OwnerKey.in_directory(directory, files)
+    except KeyFileError as error:
+        raise JournalError(str(error)) from error
+    except OSError as error:
+        raise JournalError(f"{directory}: the owner's key: {error}") from error
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

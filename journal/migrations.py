@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
+from rowlock.journal.chain import START, ChainedEvent, facts_of, link_of
+from rowlock.journal.chain_table import bound_rows, insert, writes_digest
+
 migrations = Migrations("rowlock")
 
-KNOWN: Final = ("m001_initial",)
+KNOWN: Final = ("m001_initial", "m002_chain")
 """Every migration below. A journal with others was written by a newer version."""
 
 
@@ -87,3 +91,47 @@ def m001_initial(db: Database) -> None:
         ) STRICT
         """
     )
+
+
+@migrations()
+def m002_chain(db: Database) -> None:
+    """Events become a hash chain; those that are there are chained in the order in which they were written."""
+    db.execute("ALTER TABLE writes ADD COLUMN digest TEXT NOT NULL DEFAULT ''")
+    for name, runs in db.execute("SELECT transition_id, runs FROM writes").fetchall():
+        db.execute("UPDATE writes SET digest = ? WHERE transition_id = ?", [writes_digest(runs), name])
+    db.execute("CREATE TABLE cuts (transition_id TEXT PRIMARY KEY REFERENCES transitions (id)) STRICT")
+    db.execute("ALTER TABLE events RENAME TO unchained")
+    db.execute(
+        """
+        CREATE TABLE events (
+            position INTEGER PRIMARY KEY,
+            transition_id TEXT REFERENCES transitions (id),
+            sequence INTEGER NOT NULL,
+            state TEXT NOT NULL,
+            time REAL NOT NULL,
+            message TEXT NOT NULL,
+            facts TEXT NOT NULL,
+            link BLOB NOT NULL,
+            signature BLOB NOT NULL
+        ) STRICT
+        """
+    )
+    db.execute("CREATE UNIQUE INDEX events_of_transition ON events (transition_id, sequence) WHERE sequence > 0")
+    db.execute("CREATE INDEX last_event ON events (transition_id, position)")
+    _chain(db)
+    db.execute("DROP TABLE unchained")
+
+
+def _chain(db: Database) -> None:
+    """Only the last event of a transition can tell what its rows were: those of now."""
+    old = db.execute(
+        "SELECT u.transition_id, u.sequence, u.state, u.time, u.message, "
+        "u.sequence = (SELECT max(sequence) FROM unchained l WHERE l.transition_id = u.transition_id) "
+        "FROM unchained u JOIN transitions t ON t.id = u.transition_id ORDER BY t.number, u.sequence"
+    ).fetchall()
+    link = START
+    for position, (transition, sequence, state, time, message, last) in enumerate(old, start=1):
+        facts = facts_of(bound_rows(db.conn, transition)) if last else ""
+        event = ChainedEvent(position, transition, sequence, state, time, message, facts)
+        link = link_of(link, event)
+        insert(db.conn, replace(event, link=link))

@@ -14,6 +14,7 @@ from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.owner.view import OwnerView
+from rowlock.journal.chain_table import Bound
 from rowlock.journal.journal import Event
 from rowlock.v1 import identity_pb2, owner_pb2
 
@@ -143,6 +144,10 @@ def event_message(
         message=event.message,
         record=record,
     )
+
+
+def chained_message(bound: Bound) -> owner_pb2.ReadHistoryResponse:
+    return owner_pb2.ReadHistoryResponse(event=owner_pb2.ChainedEvent(**vars(bound.event)), rows=bound.rows)
 
 
 WRITES_MAX: Final = 1000

@@ -14,6 +14,7 @@ from rowlock.bindings.plan import Require
 from rowlock.daemon.api.errors import refusals
 from rowlock.daemon.api.following import follow
 from rowlock.daemon.api.messages import (
+    chained_message,
     describe_message,
     event_message,
     owner_message,
@@ -113,6 +114,26 @@ class OwnerService(owner_pb2_grpc.OwnerServiceServicer):
             return owner_pb2.ListTransitionsResponse(
                 records=[record_message(TransitionRecord.from_json(row.record)) for row in rows]
             )
+
+    async def GetHistoryHead(  # noqa: N802
+        self, request: owner_pb2.GetHistoryHeadRequest, context: Context
+    ) -> owner_pb2.GetHistoryHeadResponse:
+        async with refusals(context):
+            head = await asyncio.to_thread(self._owner.journal.head)
+            return owner_pb2.GetHistoryHeadResponse(head=str(head), public_key=self._owner.journal.public_key)
+
+    async def ReadHistory(  # noqa: N802
+        self, request: owner_pb2.ReadHistoryRequest, context: Context
+    ) -> AsyncIterator[owner_pb2.ReadHistoryResponse]:
+        async with refusals(context):
+            after, last = 0, False
+            while not last:
+                page = await asyncio.to_thread(self._owner.journal.chain_page, after)
+                for bound in page.events:
+                    yield chained_message(bound)
+                    after = bound.event.position
+                last = page.last
+            yield owner_pb2.ReadHistoryResponse(findings=page.findings)
 
     async def WatchTransition(  # noqa: N802
         self, request: owner_pb2.WatchTransitionRequest, context: Context

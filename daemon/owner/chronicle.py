@@ -123,7 +123,7 @@ class Chronicle:
     def amend(self, **changes: Any) -> None:
         """Complete the record of an ended transition, e.g. by how long its last commit took."""
         self.record = replace(self.record, **changes)
-        self._journal.amend(self.record.id, self.record.to_json())
+        self._journal.amend(self.record.id, self.record.to_json(), self._clock.now())
 
     def _after_the_last(self, events: Sequence[Event]) -> list[Event]:
         """Events with numbers that follow those in the journal: a step that was never settled may have left one."""

@@ -19,7 +19,7 @@ class SimFileSystem:
         self._disk = disk
 
     @contextmanager
-    def open(self, path: Path) -> Iterator[SimFile]:
+    def open(self, path: Path, *, private: bool) -> Iterator[SimFile]:
         yield SimFile(self._disk, self._disk.create(str(path)), str(path))
 
     def reserve(self, path: Path, nbytes: int) -> None:
@@ -49,6 +49,9 @@ class SimFileSystem:
     def size(self, path: Path) -> int | None:
         number = self._disk.names.get(str(path))
         return None if number is None else len(self._disk.content(number))
+
+    def is_private(self, path: Path) -> bool:
+        return True  # one user, and modes are no part of what a crash can change
 
     def names(self, path: Path) -> list[str]:
         prefix = f"{path}/"

@@ -1564,6 +1564,142 @@ class ListTransitionsResponse(_message.Message):
 Global___ListTransitionsResponse: _TypeAlias = ListTransitionsResponse  # noqa: Y015
 
 @_typing.final
+class GetHistoryHeadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryHeadRequest: _TypeAlias = GetHistoryHeadRequest  # noqa: Y015
+
+@_typing.final
+class GetHistoryHeadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    head: _builtins.str
+    """COUNT:LINK."""
+    public_key: _builtins.str
+    """Of the signatures that this process makes: "ed25519:" and hex."""
+    def __init__(
+        self,
+        *,
+        head: _builtins.str = ...,
+        public_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "public_key", b"public_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryHeadResponse: _TypeAlias = GetHistoryHeadResponse  # noqa: Y015
+
+@_typing.final
+class ReadHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadHistoryRequest: _TypeAlias = ReadHistoryRequest  # noqa: Y015
+
+@_typing.final
+class ReadHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """The last event of a transition, or of the owner, comes with the rows that
+    it binds, encoded, as the journal holds them now.
+    """
+    @_builtins.property
+    def event(self) -> Global___ChainedEvent: ...
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """On the last message, which has no event: what does not fit in the tables."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___ChainedEvent | None = ...,
+        rows: _builtins.bytes | None = ...,
+        findings: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "event", b"event", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "event", b"event", "findings", b"findings", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
+
+Global___ReadHistoryResponse: _TypeAlias = ReadHistoryResponse  # noqa: Y015
+
+@_typing.final
+class ChainedEvent(_message.Message):
+    """One event in the journal's hash chain; docs/audit.md says what the link is of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    TRANSITION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    transition: _builtins.str
+    """Empty for an event of the owner itself."""
+    sequence: _builtins.int
+    """Within the transition; 0 where the event only completes a record."""
+    state: _builtins.str
+    time: _builtins.float
+    message: _builtins.str
+    facts: _builtins.str
+    """Digest of the rows that the same commit left, in hex."""
+    link: _builtins.bytes
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        transition: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        state: _builtins.str = ...,
+        time: _builtins.float = ...,
+        message: _builtins.str = ...,
+        facts: _builtins.str = ...,
+        link: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "link", b"link", "message", b"message", "position", b"position", "sequence", b"sequence", "signature", b"signature", "state", b"state", "time", b"time", "transition", b"transition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainedEvent: _TypeAlias = ChainedEvent  # noqa: Y015
+
+@_typing.final
 class VerifyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -100,6 +100,16 @@ class OwnerServiceStub:
                 request_serializer=rowlock_dot_v1_dot_owner__pb2.ListTransitionsRequest.SerializeToString,
                 response_deserializer=rowlock_dot_v1_dot_owner__pb2.ListTransitionsResponse.FromString,
                 _registered_method=True)
+        self.GetHistoryHead = channel.unary_unary(
+                '/rowlock.v1.OwnerService/GetHistoryHead',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.GetHistoryHeadRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.GetHistoryHeadResponse.FromString,
+                _registered_method=True)
+        self.ReadHistory = channel.unary_stream(
+                '/rowlock.v1.OwnerService/ReadHistory',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.ReadHistoryRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.ReadHistoryResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/rowlock.v1.OwnerService/Verify',
                 request_serializer=rowlock_dot_v1_dot_owner__pb2.VerifyRequest.SerializeToString,
@@ -205,6 +215,21 @@ class OwnerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistoryHead(self, request, context):
+        """How far the journal's hash chain has come: keep the answer elsewhere, and
+        give it to a later check.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadHistory(self, request, context):
+        """The chain, event by event, for a client that checks it itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Reads every resident byte back from the device and compares its digests
         with the published identity.
@@ -280,6 +305,16 @@ def add_OwnerServiceServicer_to_server(servicer, server):
                     servicer.ListTransitions,
                     request_deserializer=rowlock_dot_v1_dot_owner__pb2.ListTransitionsRequest.FromString,
                     response_serializer=rowlock_dot_v1_dot_owner__pb2.ListTransitionsResponse.SerializeToString,
+            ),
+            'GetHistoryHead': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistoryHead,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.GetHistoryHeadRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.GetHistoryHeadResponse.SerializeToString,
+            ),
+            'ReadHistory': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadHistory,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.ReadHistoryRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.ReadHistoryResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -639,6 +674,60 @@ class OwnerService:
             '/rowlock.v1.OwnerService/ListTransitions',
             rowlock_dot_v1_dot_owner__pb2.ListTransitionsRequest.SerializeToString,
             rowlock_dot_v1_dot_owner__pb2.ListTransitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistoryHead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/GetHistoryHead',
+            rowlock_dot_v1_dot_owner__pb2.GetHistoryHeadRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.GetHistoryHeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/ReadHistory',
+            rowlock_dot_v1_dot_owner__pb2.ReadHistoryRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.ReadHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

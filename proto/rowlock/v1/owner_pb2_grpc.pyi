@@ -66,6 +66,12 @@ class OwnerServiceStub:
     GetTransition: _grpc.UnaryUnaryMultiCallable[_owner_pb2.GetTransitionRequest, _owner_pb2.GetTransitionResponse]
     ListTransitions: _grpc.UnaryUnaryMultiCallable[_owner_pb2.ListTransitionsRequest, _owner_pb2.ListTransitionsResponse]
     """Newest first."""
+    GetHistoryHead: _grpc.UnaryUnaryMultiCallable[_owner_pb2.GetHistoryHeadRequest, _owner_pb2.GetHistoryHeadResponse]
+    """How far the journal's hash chain has come: keep the answer elsewhere, and
+    give it to a later check.
+    """
+    ReadHistory: _grpc.UnaryStreamMultiCallable[_owner_pb2.ReadHistoryRequest, _owner_pb2.ReadHistoryResponse]
+    """The chain, event by event, for a client that checks it itself."""
     Verify: _grpc.UnaryUnaryMultiCallable[_owner_pb2.VerifyRequest, _owner_pb2.VerifyResponse]
     """Reads every resident byte back from the device and compares its digests
     with the published identity.
@@ -109,6 +115,12 @@ class OwnerServiceAsyncStub(OwnerServiceStub):
     GetTransition: _aio.UnaryUnaryMultiCallable[_owner_pb2.GetTransitionRequest, _owner_pb2.GetTransitionResponse]  # type: ignore[assignment]
     ListTransitions: _aio.UnaryUnaryMultiCallable[_owner_pb2.ListTransitionsRequest, _owner_pb2.ListTransitionsResponse]  # type: ignore[assignment]
     """Newest first."""
+    GetHistoryHead: _aio.UnaryUnaryMultiCallable[_owner_pb2.GetHistoryHeadRequest, _owner_pb2.GetHistoryHeadResponse]  # type: ignore[assignment]
+    """How far the journal's hash chain has come: keep the answer elsewhere, and
+    give it to a later check.
+    """
+    ReadHistory: _aio.UnaryStreamMultiCallable[_owner_pb2.ReadHistoryRequest, _owner_pb2.ReadHistoryResponse]  # type: ignore[assignment]
+    """The chain, event by event, for a client that checks it itself."""
     Verify: _aio.UnaryUnaryMultiCallable[_owner_pb2.VerifyRequest, _owner_pb2.VerifyResponse]  # type: ignore[assignment]
     """Reads every resident byte back from the device and compares its digests
     with the published identity.
@@ -227,6 +239,24 @@ class OwnerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_owner_pb2.ListTransitionsResponse, _abc.Awaitable[_owner_pb2.ListTransitionsResponse]]:
         """Newest first."""
+
+    @_abc_1.abstractmethod
+    def GetHistoryHead(
+        self,
+        request: _owner_pb2.GetHistoryHeadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_owner_pb2.GetHistoryHeadResponse, _abc.Awaitable[_owner_pb2.GetHistoryHeadResponse]]:
+        """How far the journal's hash chain has come: keep the answer elsewhere, and
+        give it to a later check.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadHistory(
+        self,
+        request: _owner_pb2.ReadHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_owner_pb2.ReadHistoryResponse], _abc.AsyncIterator[_owner_pb2.ReadHistoryResponse]]:
+        """The chain, event by event, for a client that checks it itself."""
 
     @_abc_1.abstractmethod
     def Verify(
