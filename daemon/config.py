@@ -19,6 +19,7 @@ from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.bindings.planner import Policy
 from rowlock.daemon.lock import runtime_directory
 from rowlock.daemon.owner.options import Drain, Options
+from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.settings import Settings, TlsSettings
 
 
@@ -136,6 +137,10 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         "undo_durable_max": Key(_size, "bytes up to which an undo is a durable file"),
         "image_bytes_max": Key(_size, "bytes of touched allocations up to which they are compared by image"),
     },
+    "retention": {
+        "undo_generations": Key(_count, "generations whose undo is kept, newest first; the current one's always is"),
+        "undo_bytes": Key(_size, "bytes of all undo files together, the current generation's apart"),
+    },
 }  # fmt: skip
 
 
@@ -232,6 +237,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
             undo_durable_max=transition.get("undo_durable_max", Policy.undo_durable_max),
             image_bytes_max=transition.get("image_bytes_max", Policy.image_bytes_max),
         ),
+        retention=Retention(**values.get("retention", {})),
         tls=_tls(values.get("tls")),
         fault_file=given.get("fault_file"),
     )

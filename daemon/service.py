@@ -149,7 +149,7 @@ def assemble(
     settings: Settings, context: Context, binding: Binding, journal: Journal, files: Files, scheduler: Scheduler
 ) -> Owner:
     """An owner of given parts."""
-    stores = Stores.under(settings.state, files)
+    stores = Stores.under(settings.state, files, settings.retention)
     stores.clear_unfinished()
     loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), settings.target_roots, context.log)
     planner = Planner(loader, stores, journal, settings.policy)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rowlock.bindings.planner import Policy
 from rowlock.daemon.owner.options import Options
+from rowlock.daemon.owner.retention import Retention
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Settings:
         push_bytes_max: rows that one push may carry.
         options: of transitions, where the caller leaves them open.
         policy: of the planner.
+        retention: how much of the past is kept.
         tls: serve on TCP too.
         fault_file: test option of the CPU binding.
 
@@ -65,5 +67,6 @@ class Settings:
     push_bytes_max: int = 1024**3
     options: Options = field(default_factory=Options)
     policy: Policy = field(default_factory=Policy)
+    retention: Retention = field(default_factory=Retention)
     tls: TlsSettings | None = None
     fault_file: Path | None = None

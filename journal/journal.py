@@ -252,6 +252,13 @@ class Journal:
         rows = self._all("SELECT state FROM transitions WHERE id = ?", [id])
         return str(rows[0]["state"]) if rows else ""
 
+    def cut_undos(self, transitions: Sequence[str], message: str, now: float) -> None:
+        """Let go of the durable undos of some transitions: a signed retention cut. Their files go afterwards."""
+        with self._transaction(Point.COMMIT_OWNER, "cut") as db:
+            for transition in transitions:
+                db.execute("INSERT INTO cuts VALUES (?)", [transition])
+            _chain(db, "", [Event(0, "CUT", now, message)], self._key.sign)
+
     # Quarantine: it outlives the process.
 
     def record_quarantine(self, reason: str, now: float) -> None:
@@ -298,9 +305,9 @@ class Journal:
         """Newest first."""
         return [GenerationRow(**row) for row in self._all("SELECT * FROM generations ORDER BY generation DESC")]
 
-    def undo_owners(self) -> list[GenerationRow]:
-        """Generations with a durable undo, newest first."""
-        return [row for row in self.generations() if row.undo == "DURABLE"]
+    def undos_cut(self) -> frozenset[str]:
+        """The transitions whose durable undo was let go."""
+        return frozenset(row["transition_id"] for row in self._all("SELECT transition_id FROM cuts"))
 
     def find(self, id_or_request: str) -> TransitionRow | None:
         """A transition by its id or its request id."""

@@ -46,6 +46,10 @@ class UndoFiles:
         """The transitions that have an undo file, written or reserved."""
         return {name.split(".", 1)[0] for name in self.files.names(self.directory)}
 
+    def nbytes(self, transition: str) -> int:
+        """Size of a transition's undo file; 0 where there is none."""
+        return self.files.size(self._path(transition)) or 0
+
     def write(self, transition: str, groups: Groups) -> Path:
         path = self._path(transition)
         self.files.write(path, _encode(groups))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rowlock.bindings.checkpoint.errors import CheckpointError
 from rowlock.bindings.device import DeviceError, Runtime
 from rowlock.bindings.plan import UndoStore
@@ -9,8 +11,8 @@ from rowlock.daemon.owner.chronicle import Chronicle
 from rowlock.daemon.owner.core import CancelledError, CloseFailedError, Core
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.retention import keep
 from rowlock.daemon.owner.states import TransitionEvent
-from rowlock.daemon.owner.stores import UNDO_KEPT
 from rowlock.daemon.owner.target import Target, refusal
 from rowlock.journal.journal import GenerationRow, JournalError
 from rowlock.v1.errors import OwnerError, Reason
@@ -94,22 +96,16 @@ def sweep(core: Core) -> None:
 
     """
     journal, stores = core.journal, core.stores
-    kept = _kept_generations(journal.generations(), journal.current())
-    undos = {row.transition_id for row in journal.undo_owners()[:UNDO_KEPT]}
-    undos |= {row.id for row in journal.open_transitions()}
+    kept = keep(journal.generations(), journal.current(), journal.undos_cut(), stores.undo.nbytes, stores.retention)
+    if kept.cut:
+        journal.cut_undos([row.transition_id for row in kept.cut], _cut_text(kept.cut), core.context.clock.now())
+    undos = {row.transition_id for row in kept.undos} | {row.id for row in journal.open_transitions()}
     for transition in stores.undo.owners() - undos:
         stores.undo.release(transition)
-    for overlay in stores.pushed.owners() - {row.overlay for row in kept}:
+    for overlay in stores.pushed.owners() - {row.overlay for row in kept.generations}:
         stores.pushed.release(overlay)
-    stores.sweep({row.weights for row in kept}, {row.assets for row in kept})
+    stores.sweep({row.weights for row in kept.generations}, {row.assets for row in kept.generations})
 
 
-def _kept_generations(rows: list[GenerationRow], current: GenerationRow | None) -> list[GenerationRow]:
-    """The newest generations, back to the one before the last undo that is kept; and the current one."""
-    kept, undos = [current] if current else [], 0
-    for row in rows:
-        kept.append(row)
-        undos += row.undo == UndoStore.DURABLE
-        if undos > UNDO_KEPT:
-            break
-    return kept
+def _cut_text(cut: Sequence[GenerationRow]) -> str:
+    return f"the undo of generation {', '.join(str(row.generation) for row in cut)} is let go"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -12,12 +12,10 @@ from rowlock.bindings.checkpoint.cache import ManifestCache
 from rowlock.bindings.checkpoint.manifest import Manifest, ManifestError
 from rowlock.bindings.checkpoint.stamps import FileStamp, stamp_of
 from rowlock.bindings.plan import Model
+from rowlock.daemon.owner.retention import Retention
 from rowlock.journal.files import PARTIAL_SUFFIX, RESERVED_SUFFIX, Files
 from rowlock.journal.undo import UndoFiles
 from rowlock.v1.errors import OwnerError, Reason
-
-UNDO_KEPT: Final = 8
-"""Generations whose undo and pushed rows are kept, newest first; older ones go at a later publish."""
 
 MANIFESTS_CACHED: Final = 64
 """Checkpoint directories whose manifests are kept, the newest ones."""
@@ -34,6 +32,7 @@ class Stores:
         pushed: rows that came over the wire, by overlay name.
         manifests: directory of manifests by weights root.
         assets: directory of assets by digest.
+        retention: how much of the past is kept.
 
     """
 
@@ -42,15 +41,17 @@ class Stores:
     pushed: UndoFiles
     manifests: Path
     assets: Path
+    retention: Retention = field(default_factory=Retention)
 
     @classmethod
-    def under(cls, directory: Path, files: Files) -> Self:
+    def under(cls, directory: Path, files: Files, retention: Retention | None = None) -> Self:
         return cls(
             files,
             UndoFiles(directory / "undo", files),
             UndoFiles(directory / "pushed", files),
             directory / "manifests",
             directory / "assets",
+            retention or Retention(),
         )
 
     def cache(self) -> ManifestCache:

@@ -15,7 +15,7 @@ from rowlock.bindings.plan import Require
 from rowlock.daemon.owner import images
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.options import Options
-from rowlock.daemon.owner.stores import UNDO_KEPT
+from rowlock.daemon.owner.retention import Retention
 from rowlock.journal.points import Moment, Point
 from rowlock.v1.errors import OwnerError, Reason
 from sim.device import Device
@@ -62,9 +62,9 @@ def once_at(process: Process, point: Point, moment: Moment, act: Callable[[], No
 def test_memory_does_not_grow_with_updates(process: Process, models: Models) -> None:
     made, live = process.device.allocations, dict(process.device.live)
     files = set()
-    for number in range(3 * UNDO_KEPT):
+    for number in range(3 * Retention.undo_generations):
         assert ended(process, process.transition(models["b" if number % 2 == 0 else "a"], Require.B2)) == "PUBLISHED"
-        if number >= UNDO_KEPT:
+        if number >= Retention.undo_generations:
             files.add(len([path for path in process.disk.names if path.startswith(str(STATE))]))
     assert process.device.allocations == made
     assert process.device.live == live

@@ -14,8 +14,10 @@ import pytest
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import Finished, rowlock
 from support.daemons import states, transition
+from support.owners import running_owner
 
 from rowlock.cli.daemon_process import DaemonProcess
+from rowlock.daemon.owner.retention import Retention
 from rowlock.journal.chain import START, link_of, signed_text
 from rowlock.journal.chain_table import read_page
 from rowlock.journal.files import Files
@@ -187,6 +189,31 @@ def test_a_daemon_on_an_edited_journal_is_not_believed(
         found = rowlock("history", "--verify", "--json", endpoint=daemon.client.endpoint)
     assert found.code == 7
     assert {problem["fault"] for problem in found.json["problems"]} == {"CHANGED", "ROWS"}
+
+
+def test_what_retention_lets_go_is_a_signed_cut_and_the_offered_rollback_stays(tiny: Path, tmp_path: Path) -> None:
+    targets = [change_rows(tiny, tmp_path / f"t{row}", EMBED, [row], negate) for row in range(4)]
+    small = Retention(undo_generations=3, undo_bytes=1)
+    with running_owner(tmp_path / "state", tiny, retention=small) as owner:
+        records = [owner.transition(target) for target in targets]
+        assert owner.core.stores.undo.owners() == {records[-1].id}
+        cuts = [bound.event for bound in owner.owner.journal.chain_page(0).events if bound.event.state == "CUT"]
+        assert [event.message for event in cuts] == [
+            f"the undo of generation {number} is let go" for number in (2, 3, 4)
+        ]
+        assert all(event.signature for event in cuts)
+        assert verify(tmp_path / "state").json["problems"] == []
+        targets[2].rename(tmp_path / "away")
+        back = owner.rollback()
+        assert (back.state, back.rows_written) == ("PUBLISHED", 2), "from the undo: the checkpoint is away"
+        assert owner.rollback(to=2).state == "PUBLISHED", "from its checkpoint: the undos in between are let go"
+    with running_owner(tmp_path / "state", None, retention=small) as owner:
+        assert owner.verify().ok
+        assert verify(tmp_path / "state").json["problems"] == []
+    with sqlite3.connect(tmp_path / "state" / "journal.sqlite") as connection:
+        connection.execute("DELETE FROM cuts")
+    connection.close()
+    assert {problem["fault"] for problem in verify(tmp_path / "state").json["problems"]} == {"ROWS"}
 
 
 def test_wrong_use_says_what_is_wanted(tmp_path: Path) -> None:
