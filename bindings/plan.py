@@ -31,11 +31,12 @@ class Require(StrEnum):
 
 
 class UndoStore(StrEnum):
-    """Where the before-images of a transition are kept."""
+    """Where the before-images of a transition are kept: a file, memory; or a file that nothing leads back to."""
 
     NONE = "NONE"
     DURABLE = "DURABLE"
     MEMORY = "MEMORY"
+    EVIDENCE = "EVIDENCE"
 
 
 class Verify(StrEnum):

@@ -23,6 +23,8 @@ def command(client: Client, output: Output) -> None:
     if owner.HasField("identity"):
         click.echo(f"  identity   {short(owner.identity)}, generation {owner.generation}")
         click.echo(f"  checkpoint {owner.checkpoint}")
+    for drift in owner.drift:
+        click.echo(f"  DRIFT      {drift.tensor}, within rows {drift.first_row} to {drift.first_row + drift.rows - 1}")
     if owner.transition:
         click.echo(f"  transition {owner.transition} is open")
     click.echo(f"  requests   {owner.requests_active} active, {owner.requests_waiting} waiting")

@@ -18,6 +18,7 @@ from typing import Any, Final
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.bindings.planner import Policy
 from rowlock.daemon.lock import runtime_directory
+from rowlock.daemon.owner.drift import DriftPolicy, Upkeep
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.settings import Settings, TlsSettings
@@ -90,6 +91,12 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError("a share from 0 up, below 1")
+    return float(value)
+
+
 def _mode(value: Any) -> int:
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('an octal file mode such as "0600"')
@@ -136,6 +143,13 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         "on_b1_failure": Key(_choice("reload", "empty"), "after a failed B1: load the old identity again, or not"),
         "undo_durable_max": Key(_size, "bytes up to which an undo is a durable file"),
         "image_bytes_max": Key(_size, "bytes of touched allocations up to which they are compared by image"),
+    },
+    "drift": {
+        "policy": Key(
+            _choice("report", "repair", "quarantine"),
+            "what follows when resident bytes are found not to be those of the published identity",
+        ),
+        "scrub_share": Key(_share, "share of time, below 1, in which an idle owner reads its model back; 0: never"),
     },
     "retention": {
         "undo_generations": Key(_count, "generations whose undo is kept, newest first; the current one's always is"),
@@ -237,6 +251,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
             undo_durable_max=transition.get("undo_durable_max", Policy.undo_durable_max),
             image_bytes_max=transition.get("image_bytes_max", Policy.image_bytes_max),
         ),
+        upkeep=_upkeep(values.get("drift", {})),
         retention=Retention(**values.get("retention", {})),
         tls=_tls(values.get("tls")),
         fault_file=given.get("fault_file"),
@@ -254,6 +269,10 @@ def _options(transition: Mapping[str, Any]) -> Options:
         drain_deadline_s=transition.get("drain_deadline_s", 0.0),
         reload_old=transition.get("on_b1_failure", "reload") == "reload",
     )
+
+
+def _upkeep(drift: Mapping[str, Any]) -> Upkeep:
+    return Upkeep(DriftPolicy(drift.get("policy", "report").upper()), drift.get("scrub_share", 0.0))
 
 
 def _tls(values: Mapping[str, Any] | None) -> TlsSettings | None:

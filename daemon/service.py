@@ -153,7 +153,9 @@ def assemble(
     stores.clear_unfinished()
     loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), settings.target_roots, context.log)
     planner = Planner(loader, stores, journal, settings.policy)
-    return Owner(context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s)
+    return Owner(
+        context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s, settings.upkeep
+    )
 
 
 def _pool(closing: ExitStack, executor: ThreadPoolExecutor) -> ThreadPoolExecutor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rowlock.bindings.planner import Policy
+from rowlock.daemon.owner.drift import Upkeep
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.retention import Retention
 
@@ -50,6 +51,7 @@ class Settings:
         options: of transitions, where the caller leaves them open.
         policy: of the planner.
         retention: how much of the past is kept.
+        upkeep: how the resident model is looked after.
         tls: serve on TCP too.
         fault_file: test option of the CPU binding.
 
@@ -68,5 +70,6 @@ class Settings:
     options: Options = field(default_factory=Options)
     policy: Policy = field(default_factory=Policy)
     retention: Retention = field(default_factory=Retention)
+    upkeep: Upkeep = field(default_factory=Upkeep)
     tls: TlsSettings | None = None
     fault_file: Path | None = None

@@ -259,6 +259,11 @@ class Journal:
                 db.execute("INSERT INTO cuts VALUES (?)", [transition])
             _chain(db, "", [Event(0, "CUT", now, message)], self._key.sign)
 
+    def record_drift(self, message: str, now: float) -> None:
+        """Resident bytes were found that are not those of the published identity: a signed event of the owner."""
+        with self._transaction(Point.COMMIT_OWNER, "drift") as db:
+            _chain(db, "", [Event(0, "DRIFT", now, message)], self._key.sign)
+
     # Quarantine: it outlives the process.
 
     def record_quarantine(self, reason: str, now: float) -> None:

@@ -3,7 +3,7 @@
 A test option: a daemon started with a fault file looks at it on every storage
 operation. While the file does not exist nothing happens. Its content is JSON::
 
-    {"operation": "write" | "read" | "release", "effect": "flip" | "torn" | "error",
+    {"operation": "write" | "read" | "release", "effect": "flip" | "torn" | "error" | "rot",
      "skip": 0, "count": 1, "bit": 0}
 
 The first ``skip`` operations of that kind pass; the next ``count`` are hit; then the
@@ -27,11 +27,12 @@ class Operation(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a fault does: store one bit wrong, store only the first half, or raise."""
+    """What a fault does: pass on one bit wrong, store only the first half, raise; ROT flips a stored bit, on a read."""
 
     FLIP = "flip"
     TORN = "torn"
     ERROR = "error"
+    ROT = "rot"
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ class FaultyStorage:
         self._inner.read(offset, out)
         if fault is not None:
             out[...] = _flipped(out, fault.bit)
+            if fault.effect is Effect.ROT:
+                self._inner.write(offset, out)
 
     def release(self) -> None:
         if self._faults.take(Operation.RELEASE) is not None:

@@ -12,6 +12,7 @@ import rowlock
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.record import TransitionRecord
+from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.journal.chain_table import Bound
@@ -47,6 +48,7 @@ def owner_message(view: OwnerView) -> owner_pb2.Owner:
             )
             for item in view.leases
         ],
+        drift=drift_messages(view.drift),
     )
 
 
@@ -61,6 +63,7 @@ def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
         execution=view.facts.execution,
         test_options=view.facts.test_options,
         counters=counters_message(vars(view.counters)),
+        scrubbed=timestamp(view.scrubbed) if view.scrubbed else None,
     )
     if resident is not None:
         layout = resident.model.layout
@@ -201,7 +204,11 @@ def _row_range(
     )
 
 
-def verify_message(result: Verification) -> owner_pb2.VerifyResponse:
+def drift_messages(drift: Drift) -> list[owner_pb2.Drift]:
+    return [owner_pb2.Drift(tensor=tensor, first_row=first, rows=rows) for tensor, first, rows in drift]
+
+
+def verify_message(result: Verification, seed: int) -> owner_pb2.VerifyResponse:
     return owner_pb2.VerifyResponse(
         ok=result.ok,
         identity=identity_message(result.identity),
@@ -209,7 +216,9 @@ def verify_message(result: Verification) -> owner_pb2.VerifyResponse:
         weights=result.weights,
         bytes_read_back=result.bytes_read_back,
         total_ms=result.total_ms,
-        drift=[owner_pb2.Drift(tensor=tensor, first_row=first, rows=rows) for tensor, first, rows in result.drift],
+        drift=drift_messages(result.drift),
+        parents=result.parents,
+        seed=seed,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
@@ -29,6 +30,7 @@ from rowlock.daemon.owner.owner import Owner
 from rowlock.daemon.owner.pushing import PushedRows
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.target import Target
+from rowlock.daemon.owner.verification import Sample
 from rowlock.journal.journal import TransitionRow
 from rowlock.v1 import owner_pb2, owner_pb2_grpc
 from rowlock.v1.errors import OwnerError, Reason
@@ -38,6 +40,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Events = AsyncIterator[owner_pb2.TransitionEvent]
 
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
+
+SEED_BOUND: Final = 2**32
+"""Seeds that the owner chooses are below: short enough to be typed again."""
 
 
 class OwnerService(owner_pb2_grpc.OwnerServiceServicer):
@@ -152,7 +157,9 @@ class OwnerService(owner_pb2_grpc.OwnerServiceServicer):
 
     async def Verify(self, request: owner_pb2.VerifyRequest, context: Context) -> owner_pb2.VerifyResponse:  # noqa: N802
         async with refusals(context):
-            return verify_message(await asyncio.wrap_future(self._owner.verify()))
+            seed = request.seed or (secrets.randbelow(SEED_BOUND - 1) + 1 if request.sample else 0)
+            sample = Sample(request.sample, seed) if request.sample else None
+            return verify_message(await asyncio.wrap_future(self._owner.verify(sample)), seed)
 
     # Mutations: durable once the first event is sent.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rowlock.bindings.plan import Level, Plan
+from rowlock.bindings.plan import Level, Model, Plan
 from rowlock.daemon.owner.chronicle import Chronicle
 from rowlock.daemon.owner.core import Core
 from rowlock.daemon.owner.in_place import InPlace
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.record import Stopwatch, TransitionRecord, summarise_plan
 from rowlock.daemon.owner.reload import Reload
+from rowlock.daemon.owner.repair import Repair
 from rowlock.daemon.owner.states import TransitionState
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.transit import Transit
@@ -22,12 +23,13 @@ class Admission:
     """What a transition is asked to be.
 
     Attributes:
-        kind: ``load``, ``transition``, ``rollback``, ``push`` or ``unload``.
+        kind: ``load``, ``transition``, ``rollback``, ``push``, ``repair`` or ``unload``.
         plan: None for an unload.
         target: None for an unload.
         request_id: the caller's, or empty.
         request_digest: of what the caller asked for, to notice a reused id.
         etag: of the owner, as the caller saw it, or empty.
+        drifted: of a repair: the model that is really there.
 
     """
 
@@ -38,6 +40,7 @@ class Admission:
     request_id: str = ""
     request_digest: str = ""
     etag: str = ""
+    drifted: Model | None = None
 
     def close(self) -> None:
         if self.target is not None:
@@ -47,6 +50,7 @@ class Admission:
 def new_record(admission: Admission, core: Core) -> TransitionRecord:
     """The record of a transition that is just beginning."""
     plan, resident = admission.plan, core.resident
+    there = resident.model.identity if resident else None
     return TransitionRecord(
         id=core.context.new_id(),
         request_id=admission.request_id,
@@ -54,7 +58,7 @@ def new_record(admission: Admission, core: Core) -> TransitionRecord:
         level=(plan.level if plan else Level.B1).value,
         target=plan.target if plan else "",
         state=TransitionState.PLANNED.value,
-        from_identity=resident.model.identity if resident else None,
+        from_identity=plan.from_identity if plan else there,
         to_identity=plan.to_identity if plan else None,
         generation_from=resident.generation if resident else 0,
         created=core.context.clock.now(),
@@ -73,6 +77,10 @@ def new_transit(core: Core, admission: Admission, chronicle: Chronicle, watch: S
     if plan is None or target is None:
         assert resident is not None
         return Unloading(core, chronicle, watch, options, resident=resident, target=None)
+    if admission.drifted is not None:
+        assert resident is not None
+        there = replace(resident, model=admission.drifted)
+        return Repair(core, chronicle, watch, options, resident=there, target=target, plan=plan)
     if plan.level is Level.B2:
         assert resident is not None
         return InPlace(core, chronicle, watch, options, resident=resident, target=target, plan=plan)

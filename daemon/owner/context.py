@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,10 @@ class Clock(Protocol):
         """Seconds, for differences only."""
         ...
 
+    def after(self, seconds: float) -> Future[None]:
+        """Done once so much time has passed; may be cancelled."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -32,6 +37,18 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def after(self, seconds: float) -> Future[None]:
+        future: Future[None] = Future()
+        timer = threading.Timer(seconds, _ring, [future])
+        timer.daemon = True
+        timer.start()
+        return future
+
+
+def _ring(future: Future[None]) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)
 
 
 def random_id() -> str:

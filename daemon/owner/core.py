@@ -13,6 +13,7 @@ from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.images import Comparer
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.stores import Stores
@@ -52,6 +53,8 @@ class Core:
         writing: an exclusive section runs.
         quarantined: why the device's content cannot be proved, or empty.
         reason: why nothing is resident, or empty.
+        drift: what of the resident model is known to differ from its identity.
+        scrubbed: when the scrub last ended a pass, in seconds since the epoch; 0 is never.
 
     """
 
@@ -70,6 +73,8 @@ class Core:
     writing: bool = False
     quarantined: str = ""
     reason: str = ""
+    drift: Drift = ()
+    scrubbed: float = 0.0
 
     def quarantine(self, reason: str) -> None:
         """Serve nothing, replace nothing, free nothing: native work may still be running."""

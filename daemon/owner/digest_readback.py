@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Final
 
@@ -15,14 +15,11 @@ from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.daemon.owner.core import Core, Steps
 from rowlock.daemon.owner.images import StepBudget
 from rowlock.daemon.owner.resident import Resident
-from rowlock.daemon.owner.rows import group_runs
+from rowlock.daemon.owner.rows import Drift, group_runs
 from rowlock.v1.errors import OwnerError, Reason
 
 BUFFERS: Final = 3
 """Chunks that are hashed while the next is read."""
-
-Drift = tuple[tuple[str, int, int], ...]
-"""Groups that differ: (tensor, first row, rows)."""
 
 
 def read_digests(
@@ -79,7 +76,7 @@ def read_digests(
     }
 
 
-def drift_of(found: dict[str, TensorManifest], manifest: Manifest) -> Drift:
+def drift_of(found: Mapping[str, TensorManifest], manifest: Manifest) -> Drift:
     """The groups in which digests differ from a manifest's."""
     return tuple(
         run

@@ -76,6 +76,15 @@ class InPlace(Transit):
         return sorted({change.parent for change in self.plan.changes})
 
     @property
+    def kept_undo(self) -> UndoStore:
+        """What of the undo leads back, once this is published."""
+        return self.plan.undo
+
+    @property
+    def _undo_in_file(self) -> bool:
+        return self.plan.undo is UndoStore.DURABLE
+
+    @property
     def memory(self) -> DeviceMemory:
         return self.core.binding.memory
 
@@ -96,7 +105,7 @@ class InPlace(Transit):
                 jobs += self._settle(parent)
         with watch.phase("expect"):
             yield from core.on_worker(self._gather, jobs)
-        if self.plan.undo is UndoStore.DURABLE:
+        if self._undo_in_file:
             with watch.phase("undo_file"):
                 yield from core.on_worker(self._write_undo)
 
@@ -107,7 +116,7 @@ class InPlace(Transit):
     def _stage(self) -> None:
         core, plan, record = self.core, self.plan, self.chronicle.record
         core.journal.reserve_ballast()
-        if plan.undo is UndoStore.DURABLE:
+        if self._undo_in_file:
             core.stores.undo.reserve(record.id, plan.bytes_max)
         model = self.target.model
         whole = self.target.whole and plan.target_check is TargetCheck.WHOLE
@@ -210,7 +219,7 @@ class InPlace(Transit):
 
     def _publish(self) -> None:
         record = self.chronicle.record
-        row = generation_row(record, self.target, self.resident.generation, self.plan.undo)
+        row = generation_row(record, self.target, self.resident.generation, self.kept_undo)
         figures = self.figures(
             rows_written=sum(item.rows for item in self.ranges), bytes_written=sum(item.bytes for item in self.ranges)
         )

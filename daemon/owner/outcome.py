@@ -83,6 +83,8 @@ def keep_target(core: Core, target: Target) -> None:
 
 def become_resident(core: Core, runtime: Runtime, target: Target, generation: int) -> None:
     """Make a durably published target the owner's identity."""
+    if core.resident is None or core.resident.runtime is not runtime:
+        core.drift = ()
     core.resident = Resident.of(generation, target, runtime)
     core.reason = ""
     core.changed()

@@ -15,6 +15,7 @@ from rowlock.daemon.owner.admission import Admission, new_record, new_transit
 from rowlock.daemon.owner.chronicle import Chronicle
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
+from rowlock.daemon.owner.drift import DriftKeeper, Upkeep
 from rowlock.daemon.owner.followers import Followers
 from rowlock.daemon.owner.images import Comparer
 from rowlock.daemon.owner.jobs import Job, Jobs
@@ -27,11 +28,12 @@ from rowlock.daemon.owner.record import Stopwatch, TransitionRecord
 from rowlock.daemon.owner.recovery import recover
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.scheduler import Scheduler
+from rowlock.daemon.owner.scrub import Scrub
 from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.states import TERMINAL, TransitionEvent
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import Target, TargetLoader
-from rowlock.daemon.owner.verification import Verification, verify
+from rowlock.daemon.owner.verification import Sample, Verification, verify
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
 from rowlock.journal.journal import Journal, JournalError
@@ -73,7 +75,7 @@ class Owner:
 
     def __init__(
         self, context: Context, binding: Binding, journal: Journal, stores: Stores, loader: TargetLoader,
-        planner: Planner, scheduler: Scheduler, call_timeout_s: float,
+        planner: Planner, scheduler: Scheduler, call_timeout_s: float, upkeep: Upkeep | None = None,
     ) -> None:  # fmt: skip
         self.followers = Followers()
         self.journal = journal
@@ -101,6 +103,8 @@ class Owner:
             changed=self._swap_view,
             launch=self._launch,
         )
+        self._upkeep = upkeep or Upkeep()
+        self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._begin)
         self.view = OwnerView(binding.facts, self._epoch, binding.counters.snapshot(), loading=True)
         self._thread = threading.Thread(target=self._run, name="rowlock-owner", daemon=True)
 
@@ -163,14 +167,14 @@ class Owner:
 
         return self._ask(action)
 
-    def verify(self) -> Future[Verification]:
-        """Read the whole model back."""
+    def verify(self, sample: Sample | None = None) -> Future[Verification]:
+        """Read the whole model back, or some of its parents; drift is then heeded."""
 
         def action(promise: Future[Verification]) -> None:
             if self._open or self._core.quarantined:
                 self._promises.fail(promise, self._busy_error())
             else:
-                self._answer(promise, verify(self._core))
+                self._answer(promise, self._verify(sample))
 
         return self._ask(action)
 
@@ -328,6 +332,8 @@ class Owner:
             self._swap_view()
             if core.resident is None:
                 core.scheduler.fail_waiting(self._gone_error())
+        if self._upkeep.scrub_share:
+            self._launch(Scrub(core, self._keeper, self._upkeep.scrub_share, self._is_idle).run())
 
     def _first_load(self, initial: Path, options: Options) -> Steps[None]:
         core = self._core
@@ -339,6 +345,31 @@ class Owner:
         yield from self._admit(Admission("load", plan, target, options), self._promises.new())
         if core.resident is None:
             raise OwnerError(Reason.EMPTY, core.reason)
+
+    def _verify(self, sample: Sample | None) -> Steps[Verification]:
+        resident = self._core.resident
+        result = yield from verify(self._core, sample)
+        assert resident is not None
+        self._launch(self._keeper.heed(resident, result.found))
+        return result
+
+    def _begin(self, admission: Admission) -> Future[str]:
+        """Begin a transition of the owner's own; the future tells its last state. Raises OwnerError."""
+        ended: Future[str] = self._promises.new()
+        steps = self._admit(admission, self._promises.new())
+        opened = self._open
+        assert opened is not None
+
+        def run() -> Steps[None]:
+            yield from steps
+            self._promises.keep(ended, opened.chronicle.state)
+
+        opened.job = self._jobs.launch(run())
+        return ended
+
+    def _is_idle(self) -> bool:
+        scheduler = self._core.scheduler
+        return not (self._open or self._loading or self._core.quarantined or scheduler.active or scheduler.waiting)
 
     def _busy_error(self) -> OwnerError:
         if self._core.quarantined:
@@ -442,7 +473,9 @@ class Owner:
             reason=core.reason,
             leases=core.scheduler.leases,
             requests_waiting=core.scheduler.waiting,
+            drift=core.drift if core.resident else (),
+            scrubbed=core.scrubbed,
         )
-        if self.view.etag != before.etag:
+        if (self.view.etag, self.view.drift) != (before.etag, before.drift):
             for observer in list(self._observers):
                 observer()

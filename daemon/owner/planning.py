@@ -57,7 +57,7 @@ class Planner:
 
         Args:
             resident: from the view.
-            to: the generation; 0 is the one before the current.
+            to: the generation; 0 is the newest before the current that is another identity.
             options: of the call.
 
         Raises:
@@ -67,7 +67,7 @@ class Planner:
         current = self.journal.current()
         if resident is None or current is None:
             raise OwnerError(Reason.EMPTY, "nothing is resident, so there is nothing to roll back")
-        number = to or current.previous
+        number = to or self._other_before(current)
         if not number:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"generation {current.generation} is the first")
         wanted = self.journal.generation(number)
@@ -78,6 +78,22 @@ class Planner:
             )
         target = self._earlier(resident, current, wanted)
         return self.plan(resident, target, Require.AUTO, options), target
+
+    def repair(self, resident: Resident, drifted: Model, options: Options) -> tuple[Plan, Target]:
+        """What bringing back the resident identity would do, and that identity as a target, open.
+
+        Args:
+            resident: what should be there.
+            drifted: what is there.
+            options: of the transition.
+
+        Raises:
+            OwnerError: the identity cannot be had any more.
+
+        """
+        wanted, checkpoint = resident.model.identity, Path(resident.model.checkpoint)
+        target = rebuild(self.stores, self.loader, wanted, checkpoint, resident.overlay, resident.generation)
+        return self.plan(replace(resident, model=drifted), target, Require.B2, options), target
 
     def plan(self, resident: Resident | None, target: Target, require: Require, options: Options) -> Plan:
         """Compare; after a refusal the target is closed."""
@@ -120,6 +136,13 @@ class Planner:
         source = GroupSource({name: tensor.info for name, tensor in manifest.tensors.items()}, groups)
         stamps = self.loader.cache.stamps(Path(wanted.checkpoint), wanted.weights)
         return Target(model, resident.config, text, source, stamps, whole=False, overlay=wanted.overlay, pushed=pushed)
+
+    def _other_before(self, current: GenerationRow) -> int:
+        """The newest generation before the current that is another identity: repairs are not gone back over."""
+        row: GenerationRow | None = current
+        while row is not None and identity_of(row) == identity_of(current):
+            row = self.journal.generation(row.previous) if row.previous else None
+        return row.generation if row else 0
 
     def _composed_undo(self, current: GenerationRow, wanted: GenerationRow) -> dict[tuple[str, int], memoryview] | None:
         """The groups of every undo between two generations, older ones over newer; None if one was never kept."""

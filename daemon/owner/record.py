@@ -32,7 +32,7 @@ class TransitionRecord:
     """One transition, as history shows it. Times are seconds since the epoch.
 
     Attributes:
-        kind: ``load``, ``transition``, ``rollback``, ``push`` or ``unload``.
+        kind: ``load``, ``transition``, ``rollback``, ``push``, ``repair`` or ``unload``.
         generation: taken when journaled; 0 before that.
         reason: from the error table, when not published.
         phases: milliseconds by phase, in order.

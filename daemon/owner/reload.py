@@ -124,6 +124,6 @@ class Reload(Transit):
         except Exception as failure:  # noqa: BLE001 - whatever it is, nothing is resident now
             self.unload(None, error, f"the old identity could not be loaded again: {failure}")
             return
-        core.resident, core.reason = Resident.of(old.generation, target, runtime), ""
+        core.resident, core.reason, core.drift = Resident.of(old.generation, target, runtime), "", ()
         core.changed()
         self.proved_old("the old identity is loaded again, and proved", error)

@@ -1,7 +1,7 @@
 """What is kept of the past, and what is let go: undo files by count and bytes, never the one that matters.
 
-A rollback is offered to the generation before the current one, always: the undo of the
-current generation is kept whatever it weighs. Further back, undos are kept newest first
+A rollback is offered to the identity before the current one, always: the undo that leads
+there, and what repairs since then kept as evidence, stays whatever it weighs. Further back, undos are kept newest first
 as long as count and bytes allow; what is let go is recorded, signed, before it is deleted.
 """
 
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from rowlock.bindings.plan import UndoStore
 from rowlock.journal.journal import GenerationRow
+
+IN_FILES: Final = frozenset({UndoStore.DURABLE, UndoStore.EVIDENCE})
+"""Undos that are files."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,18 @@ def keep(
     """
     generations: list[GenerationRow] = [current] if current else []
     undos: list[GenerationRow] = []
-    nbytes, end = 0, len(rows)
+    nbytes, end, needed = 0, len(rows), True
     for index, row in enumerate(rows):
         generations.append(row)
-        if row.undo != UndoStore.DURABLE:
+        needed = needed and row.undo in IN_FILES
+        if row.undo not in IN_FILES:
             continue
         nbytes += size_of(row.transition_id)
         full = len(undos) >= retention.undo_generations or nbytes > retention.undo_bytes
-        if row.transition_id in cut_before or (full and row != current):
+        if row.transition_id in cut_before or (full and not needed):
             end = index
             break
         undos.append(row)
-    cut = [row for row in rows[end:] if row.undo == UndoStore.DURABLE and row.transition_id not in cut_before]
+        needed = needed and row.undo == UndoStore.EVIDENCE
+    cut = [row for row in rows[end:] if row.undo in IN_FILES and row.transition_id not in cut_before]
     return Kept(tuple(generations), tuple(undos), tuple(cut))

@@ -13,6 +13,9 @@ from rowlock.bindings.device import Allocation
 from rowlock.bindings.model.layout import Layout
 from rowlock.daemon.owner.record import RowRange
 
+Drift = tuple[tuple[str, int, int], ...]
+"""Groups that differ from the published identity: (tensor, first row, rows)."""
+
 
 def row_runs(info: TensorInfo, start: int, old: Bytes, new: Bytes) -> list[tuple[int, int]]:
     """Runs of rows (first, count) in which bytes differ; ``start`` is the byte of the tensor where both begin."""

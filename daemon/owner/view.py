@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from rowlock.bindings.device import Counters, DeviceFacts
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.scheduler import LeaseHeld
 from rowlock.daemon.owner.states import OwnerState, owner_state
 
@@ -25,6 +26,8 @@ class OwnerView:
         quarantined: why the device's content cannot be proved, or empty.
         reason: why nothing is resident, or empty.
         leases: the requests that run.
+        drift: what of the resident model is known to differ from its identity.
+        scrubbed: when the scrub last ended a pass, in seconds since the epoch; 0 is never.
 
     """
 
@@ -38,6 +41,8 @@ class OwnerView:
     reason: str = ""
     leases: tuple[LeaseHeld, ...] = ()
     requests_waiting: int = 0
+    drift: Drift = ()
+    scrubbed: float = 0.0
 
     @property
     def state(self) -> OwnerState:

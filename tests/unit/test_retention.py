@@ -43,6 +43,15 @@ def test_the_undo_of_the_current_generation_is_kept_whatever_it_weighs() -> None
     assert {4, 5} <= set(numbers(kept.generations))
 
 
+def test_an_undo_behind_a_repair_is_the_one_that_rollback_needs() -> None:
+    """A repair leads nowhere: its evidence is kept, and so is the undo of the generation that it repaired."""
+    rows = [row(6, "EVIDENCE"), row(5, "EVIDENCE"), *ROWS[1:]]
+    kept = judged(rows, Retention(1, 0))
+    assert (numbers(kept.undos), numbers(kept.cut)) == ([6, 5, 4], [3, 2])
+    after_a_reload = judged([row(6, "NONE"), *ROWS], Retention(1, 0))
+    assert (numbers(after_a_reload.undos), numbers(after_a_reload.cut)) == ([], [5, 4, 3, 2])
+
+
 def test_what_was_let_go_stays_so_and_is_not_let_go_twice() -> None:
     kept = judged(ROWS, Retention(), cut_before=frozenset({"t3", "t2"}))
     assert (numbers(kept.undos), kept.cut) == ([5, 4], ())

@@ -149,6 +149,8 @@ class _UndoStoreEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UndoStore.V
     """A file: rollback needs no checkpoint, also after a restart."""
     UNDO_STORE_MEMORY: _UndoStore.ValueType  # 3
     """Memory: rollback reads the held checkpoint of the old generation."""
+    UNDO_STORE_EVIDENCE: _UndoStore.ValueType  # 4
+    """A file of drifted bytes that a repair wrote over: nothing leads back to them."""
 
 class UndoStore(_UndoStore, metaclass=_UndoStoreEnumTypeWrapper):
     """Where the before-images of a transition are kept."""
@@ -159,6 +161,8 @@ UNDO_STORE_DURABLE: UndoStore.ValueType  # 2
 """A file: rollback needs no checkpoint, also after a restart."""
 UNDO_STORE_MEMORY: UndoStore.ValueType  # 3
 """Memory: rollback reads the held checkpoint of the old generation."""
+UNDO_STORE_EVIDENCE: UndoStore.ValueType  # 4
+"""A file of drifted bytes that a repair wrote over: nothing leads back to them."""
 Global___UndoStore: _TypeAlias = UndoStore  # noqa: Y015
 
 class _VerifyMode:
@@ -292,6 +296,7 @@ class Owner(_message.Message):
     REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    DRIFT_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     state: Global___OwnerState.ValueType
     generation: _builtins.int
@@ -315,6 +320,10 @@ class Owner(_message.Message):
 
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseInfo]: ...
+    @_builtins.property
+    def drift(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drift]:
+        """Rows known to differ from the published identity."""
+
     def __init__(
         self,
         *,
@@ -330,10 +339,11 @@ class Owner(_message.Message):
         requests_waiting: _builtins.int = ...,
         etag: _builtins.str = ...,
         leases: _abc.Iterable[Global___LeaseInfo] | None = ...,
+        drift: _abc.Iterable[Global___Drift] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "transition", b"transition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "drift", b"drift", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "transition", b"transition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,6 +465,7 @@ class DescribeResponse(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
+    SCRUBBED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     binding: _builtins.str
     readback: _builtins.str
@@ -476,6 +487,10 @@ class DescribeResponse(_message.Message):
     def parents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Parent]: ...
     @_builtins.property
     def counters(self) -> Global___Counters: ...
+    @_builtins.property
+    def scrubbed(self) -> _timestamp_pb2.Timestamp:
+        """When an idle owner last ended reading the whole model back; absent: never."""
+
     def __init__(
         self,
         *,
@@ -491,10 +506,11 @@ class DescribeResponse(_message.Message):
         resident_bytes: _builtins.int = ...,
         context_tokens: _builtins.int = ...,
         architecture: _builtins.str = ...,
+        scrubbed: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "owner", b"owner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "owner", b"owner", "scrubbed", b"scrubbed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1325,7 +1341,7 @@ class TransitionRecord(_message.Message):
     state: Global___TransitionState.ValueType
     level: Global___Level.ValueType
     kind: _builtins.str
-    """"load", "transition", "rollback", "push" or "unload"."""
+    """"load", "transition", "rollback", "push", "repair" or "unload"."""
     target: _builtins.str
     generation_from: _builtins.int
     generation: _builtins.int
@@ -1703,12 +1719,21 @@ Global___ChainedEvent: _TypeAlias = ChainedEvent  # noqa: Y015
 class VerifyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    sample: _builtins.int
+    """Read so many allocations, chosen by the seed; 0 reads all."""
+    seed: _builtins.int
+    """0: the owner chooses one, and says which."""
     def __init__(
         self,
+        *,
+        sample: _builtins.int = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1725,16 +1750,25 @@ class VerifyResponse(_message.Message):
     BYTES_READ_BACK_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     DRIFT_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     ok: _builtins.bool
     generation: _builtins.int
     weights: _builtins.str
-    """Weights root recomputed from the bytes that the device returned."""
+    """Weights root recomputed from the bytes that the device returned; empty
+    for a sample.
+    """
     bytes_read_back: _builtins.int
     total_ms: _builtins.float
+    seed: _builtins.int
     @_builtins.property
     def identity(self) -> _identity_pb2.Identity: ...
     @_builtins.property
     def drift(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drift]: ...
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The allocations that were read, and the seed that chose them."""
+
     def __init__(
         self,
         *,
@@ -1745,10 +1779,12 @@ class VerifyResponse(_message.Message):
         bytes_read_back: _builtins.int = ...,
         total_ms: _builtins.float = ...,
         drift: _abc.Iterable[Global___Drift] | None = ...,
+        parents: _abc.Iterable[_builtins.str] | None = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read_back", b"bytes_read_back", "drift", b"drift", "generation", b"generation", "identity", b"identity", "ok", b"ok", "total_ms", b"total_ms", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read_back", b"bytes_read_back", "drift", b"drift", "generation", b"generation", "identity", b"identity", "ok", b"ok", "parents", b"parents", "seed", b"seed", "total_ms", b"total_ms", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

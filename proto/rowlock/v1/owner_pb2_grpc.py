@@ -231,8 +231,9 @@ class OwnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Reads every resident byte back from the device and compares its digests
-        with the published identity.
+        """Reads every resident byte back from the device, or a sample of the
+        allocations, and compares its digests with the published identity. What
+        differs is reported, and dealt with by the owner's drift policy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -73,8 +73,9 @@ class OwnerServiceStub:
     ReadHistory: _grpc.UnaryStreamMultiCallable[_owner_pb2.ReadHistoryRequest, _owner_pb2.ReadHistoryResponse]
     """The chain, event by event, for a client that checks it itself."""
     Verify: _grpc.UnaryUnaryMultiCallable[_owner_pb2.VerifyRequest, _owner_pb2.VerifyResponse]
-    """Reads every resident byte back from the device and compares its digests
-    with the published identity.
+    """Reads every resident byte back from the device, or a sample of the
+    allocations, and compares its digests with the published identity. What
+    differs is reported, and dealt with by the owner's drift policy.
     """
 
 @_typing.type_check_only
@@ -122,8 +123,9 @@ class OwnerServiceAsyncStub(OwnerServiceStub):
     ReadHistory: _aio.UnaryStreamMultiCallable[_owner_pb2.ReadHistoryRequest, _owner_pb2.ReadHistoryResponse]  # type: ignore[assignment]
     """The chain, event by event, for a client that checks it itself."""
     Verify: _aio.UnaryUnaryMultiCallable[_owner_pb2.VerifyRequest, _owner_pb2.VerifyResponse]  # type: ignore[assignment]
-    """Reads every resident byte back from the device and compares its digests
-    with the published identity.
+    """Reads every resident byte back from the device, or a sample of the
+    allocations, and compares its digests with the published identity. What
+    differs is reported, and dealt with by the owner's drift policy.
     """
 
 class OwnerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -264,8 +266,9 @@ class OwnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _owner_pb2.VerifyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_owner_pb2.VerifyResponse, _abc.Awaitable[_owner_pb2.VerifyResponse]]:
-        """Reads every resident byte back from the device and compares its digests
-        with the published identity.
+        """Reads every resident byte back from the device, or a sample of the
+        allocations, and compares its digests with the published identity. What
+        differs is reported, and dealt with by the owner's drift policy.
         """
 
 def add_OwnerServiceServicer_to_server(servicer: OwnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
