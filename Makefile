@@ -7,13 +7,17 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check sim faults planted stubs bench clean
+.PHONY: demo test check sim faults planted kills stubs bench clean
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
 
 test: $(READY) $(MODEL)
 	$(BIN)/python -m pytest
+
+# The daemon killed at every point in turn, on the tiny model and on the real one.
+kills: $(READY) $(MODEL)
+	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

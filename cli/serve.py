@@ -28,6 +28,7 @@ EXIT_USAGE = 2
     help="Threads of one device operation, and of hashing. [default: all cores]",
 )
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
+@click.option("--test-kill-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 def command(
     config: Path | None,
     check_config: bool,
@@ -37,6 +38,7 @@ def command(
     socket: Path | None,
     threads: int | None,
     test_fault_file: Path | None,
+    test_kill_file: Path | None,
 ) -> None:
     """Run the owner daemon of one device.
 
@@ -61,6 +63,7 @@ def command(
         "socket": socket,
         "threads": threads,
         "fault_file": test_fault_file,
+        "kill_file": test_kill_file,
     }
     try:
         settings = build_settings(read_config(config) if config else {}, overrides)

@@ -225,7 +225,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
 
     Args:
         values: from :func:`read_config`.
-        overrides: of ``device, state, socket, checkpoint, threads, fault_file``; None is unset.
+        overrides: of ``device, state, socket, checkpoint, threads, fault_file, kill_file``; None is unset.
 
     Raises:
         ConfigError: keys that do not go together.
@@ -255,6 +255,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         retention=Retention(**values.get("retention", {})),
         tls=_tls(values.get("tls")),
         fault_file=given.get("fault_file"),
+        kill_file=given.get("kill_file"),
     )
 
 

@@ -22,6 +22,7 @@ from rowlock.bindings.checkpoint.hashing import Hasher
 from rowlock.bindings.device import Binding
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import open_binding
+from rowlock.daemon.kill_file import KillFile
 from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
 from rowlock.daemon.notify import notify
@@ -36,6 +37,7 @@ from rowlock.daemon.pacing import PacedExecutor
 from rowlock.daemon.settings import Settings
 from rowlock.journal.files import Files
 from rowlock.journal.journal import Journal
+from rowlock.journal.points import UNOBSERVED
 from rowlock.v1.errors import OwnerError
 
 WORKERS: Final = 4
@@ -119,7 +121,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         log: takes an event name and fields.
 
     """
-    files = Files()
+    files = Files(points=KillFile(settings.kill_file) if settings.kill_file else UNOBSERVED)
     files.keep_directory(settings.state)
     refuse_foreign_state(settings.state)
     journal = Journal(settings.state, settings.device, files)
@@ -127,8 +129,9 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     binding = open_binding(settings)
     closing.callback(binding.close)
     binding.memory.probe()
-    if binding.facts.test_options:
-        log.warning("daemon.test_options", options=binding.facts.test_options)
+    test_options = (f"kill_file={settings.kill_file}",) if settings.kill_file else ()
+    if binding.facts.test_options or test_options:
+        log.warning("daemon.test_options", options=(*binding.facts.test_options, *test_options))
     clock = SystemClock()
     scheduler = Scheduler(clock.monotonic)
     hashers = PacedExecutor(settings.threads, lambda: scheduler.active > 0)
@@ -141,6 +144,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         comparers=_pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer")),
         log=log.info,
         points=files.points,
+        test_options=test_options,
     )
     return assemble(settings, context, binding, journal, files, scheduler)
 

@@ -54,6 +54,7 @@ class Settings:
         upkeep: how the resident model is looked after.
         tls: serve on TCP too.
         fault_file: test option of the CPU binding.
+        kill_file: test option: die at a named point.
 
     """
 
@@ -73,3 +74,4 @@ class Settings:
     upkeep: Upkeep = field(default_factory=Upkeep)
     tls: TlsSettings | None = None
     fault_file: Path | None = None
+    kill_file: Path | None = None

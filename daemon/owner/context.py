@@ -68,6 +68,7 @@ class Context:
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
         points: told of every device effect, and of every phase; the journal and its files have the same.
+        test_options: in force besides those of the binding; empty in production.
 
     """
 
@@ -79,3 +80,4 @@ class Context:
     comparers: Executor
     log: Callable[..., None]
     points: Points
+    test_options: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,7 +105,9 @@ class Owner:
         )
         self._upkeep = upkeep or Upkeep()
         self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._begin)
-        self.view = OwnerView(binding.facts, self._epoch, binding.counters.snapshot(), loading=True)
+        options = (*binding.facts.test_options, *context.test_options)
+        self._facts = replace(binding.facts, test_options=options)
+        self.view = OwnerView(self._facts, self._epoch, binding.counters.snapshot(), loading=True)
         self._thread = threading.Thread(target=self._run, name="rowlock-owner", daemon=True)
 
     # Any thread.
@@ -463,7 +465,7 @@ class Owner:
     def _swap_view(self) -> None:
         core, before = self._core, self.view
         self.view = OwnerView(
-            facts=core.binding.facts,
+            facts=self._facts,
             epoch=self._epoch,
             counters=core.binding.counters.snapshot(),
             resident=core.resident,
