@@ -42,11 +42,18 @@ class DeviceLock:
             holder = os.pread(self._descriptor, 32, 0).decode().strip() or "unknown"
             os.close(self._descriptor)
             raise DeviceLockedError(f"device {device} is owned by process {holder} (lock {path})") from None
+        os.register_at_fork(after_in_child=self._leave)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _leave(self) -> None:
+        """In a child that was forked: the lock lives as long as anybody has it open."""
+        if self._descriptor >= 0:
+            self.release()
 
 
 _NETWORK_FILE_SYSTEMS: Final = {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb3", "smbfs"}

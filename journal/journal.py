@@ -143,6 +143,7 @@ class Journal:
         self._lock = threading.Lock()
         try:
             self._db = self._open()
+            _check_pages(self._db, self._path)
             _check_version(self._db, self._path)
             if not read_only:
                 with around(self._points, Point.COMMIT_OWNER, device):
@@ -410,6 +411,15 @@ class Journal:
 
 
 _COLUMNS: Final = "id, request_id, request_digest, state, generation, record"
+
+
+def _check_pages(db: Database, path: Path) -> None:
+    """A damaged page is found now, not when its rows are needed."""
+    (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise JournalError(
+            f"{path}: is damaged: {found}; restore the state directory from a backup, with its owner.key"
+        )
 
 
 def _check_version(db: Database, path: Path) -> None:

@@ -326,6 +326,8 @@ class Owner:
         core = self._core
         try:
             yield from recover(core, reload=startup.reload)
+            if startup.reload and core.resident is None and not core.quarantined:
+                yield from self._offer_another()
             first = core.resident is None and not core.quarantined and self.journal.current() is None
             if first and startup.initial is not None and startup.reload:
                 yield from self._first_load(startup.initial, startup.options)
@@ -336,6 +338,13 @@ class Owner:
                 core.scheduler.fail_waiting(self._gone_error())
         if self._upkeep.scrub_share:
             self._launch(Scrub(core, self._keeper, self._upkeep.scrub_share, self._is_idle).run())
+
+    def _offer_another(self) -> Steps[None]:
+        """The last published identity could not be loaded: say which earlier one could."""
+        core = self._core
+        generation = yield from core.on_worker(self.planner.loadable)
+        if generation:
+            core.reason += f"; generation {generation} can be loaded: rowlock rollback --to {generation}"
 
     def _first_load(self, initial: Path, options: Options) -> Steps[None]:
         core = self._core

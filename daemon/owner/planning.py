@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from rowlock.bindings.checkpoint.hashing import Progress, no_progress
 from rowlock.bindings.checkpoint.identity import Identity
@@ -19,6 +20,9 @@ from rowlock.daemon.owner.target import Target, TargetLoader
 from rowlock.journal.journal import GenerationRow, Journal
 from rowlock.journal.undo import UndoError
 from rowlock.v1.errors import OwnerError, Reason
+
+LOADABLE_LOOKED_AT: Final = 4
+"""Earlier generations that are looked at, newest first, when the current one cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Planner:
     def rollback(self, resident: Resident | None, to: int, options: Options) -> tuple[Plan, Target]:
         """What going back to an earlier generation would do, and that generation as a target.
 
+        From an EMPTY owner it is loaded again from its checkpoint; the current one may be meant then too.
+
         Args:
             resident: from the view.
             to: the generation; 0 is the newest before the current that is another identity.
@@ -65,19 +71,39 @@ class Planner:
 
         """
         current = self.journal.current()
-        if resident is None or current is None:
-            raise OwnerError(Reason.EMPTY, "nothing is resident, so there is nothing to roll back")
+        if current is None:
+            raise OwnerError(Reason.EMPTY, "nothing was ever resident, so there is nothing to roll back")
         number = to or self._other_before(current)
         if not number:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"generation {current.generation} is the first")
         wanted = self.journal.generation(number)
-        if wanted is None or number >= current.generation:
+        if wanted is None or number > current.generation or (resident is not None and number == current.generation):
             raise OwnerError(
                 Reason.ROLLBACK_UNAVAILABLE,
                 f"to: generation {number} was never published before {current.generation}",
             )
-        target = self._earlier(resident, current, wanted)
+        target = self._earlier(resident, current, wanted) if resident else self.rebuilt(wanted)
         return self.plan(resident, target, Require.AUTO, options), target
+
+    def rebuilt(self, row: GenerationRow) -> Target:
+        """A published generation as a target, whole, from its checkpoint. Raises OwnerError."""
+        return rebuild(
+            self.stores, self.loader, identity_of(row), Path(row.checkpoint), row.overlay, row.generation
+        )  # fmt: skip
+
+    def loadable(self) -> int:
+        """The newest generation before the current that is another identity and can be loaded; 0 is none."""
+        current = self.journal.current()
+        if current is None:
+            return 0
+        others = [row for row in self.journal.generations() if identity_of(row) != identity_of(current)]
+        for row in others[:LOADABLE_LOOKED_AT]:
+            try:
+                self.rebuilt(row).close()
+            except OwnerError:
+                continue
+            return row.generation
+        return 0
 
     def repair(self, resident: Resident, drifted: Model, options: Options) -> tuple[Plan, Target]:
         """What bringing back the resident identity would do, and that identity as a target, open.
@@ -122,10 +148,7 @@ class Planner:
         except UndoError:
             groups = None
         if groups is None:
-            return rebuild(
-                self.stores, self.loader, identity_of(wanted), Path(wanted.checkpoint), wanted.overlay,
-                wanted.generation,
-            )  # fmt: skip
+            return self.rebuilt(wanted)
         try:
             pushed = self.stores.pushed.read(wanted.overlay) if wanted.overlay else {}
         except UndoError as error:

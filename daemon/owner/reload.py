@@ -88,8 +88,8 @@ class Reload(Transit):
 
     def _publish(self, runtime: Runtime) -> None:
         record, layout = self.chronicle.record, self.target.model.layout
-        previous = self.resident.generation if self.resident else None
-        row = generation_row(record, self.target, previous, UndoStore.NONE)
+        current = self.core.journal.current()
+        row = generation_row(record, self.target, current.generation if current else None, UndoStore.NONE)
         rows = sum(parent.rows for parent in layout.parents.values())
         with self.watch.phase("publish"):
             self.chronicle.publish(
