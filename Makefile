@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check sim faults planted kills stubs bench clean
+.PHONY: demo test check sim faults planted kills load stubs bench clean
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -18,6 +18,10 @@ test: $(READY) $(MODEL)
 # The daemon killed at every point in turn, on the tiny model and on the real one.
 kills: $(READY) $(MODEL)
 	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py
+
+# Two hundred transitions under eight streaming clients, and five on the real model.
+load: $(READY) $(MODEL)
+	$(BIN)/python -m pytest -s -m campaign tests/system/test_load.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

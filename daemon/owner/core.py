@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from rowlock.bindings.device import Binding, Runtime
@@ -53,6 +53,7 @@ class Core:
         writing: an exclusive section runs.
         quarantined: why the device's content cannot be proved, or empty.
         reason: why nothing is resident, or empty.
+        abandoned: what is kept to the end of a quarantined process: native work may still use it.
         drift: what of the resident model is known to differ from its identity.
         scrubbed: when the scrub last ended a pass, in seconds since the epoch; 0 is never.
 
@@ -73,6 +74,7 @@ class Core:
     writing: bool = False
     quarantined: str = ""
     reason: str = ""
+    abandoned: list[object] = field(default_factory=list)
     drift: Drift = ()
     scrubbed: float = 0.0
 
@@ -97,6 +99,7 @@ class Core:
         try:
             runtime.close()
         except Exception as error:
+            self.abandoned.append(runtime)
             raise CloseFailedError(f"closing the runtime failed: {error}") from error
 
     def withdraw(self, resident: Resident, cause: OwnerError) -> None:

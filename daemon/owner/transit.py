@@ -80,7 +80,10 @@ class Transit(ABC):
         finally:
             core.writing = False
             core.scheduler.admitting = True
-            self.close()
+            if core.quarantined:
+                core.abandoned.append(self)  # its buffers, and its hold of the checkpoint
+            else:
+                self.close()
         blocked_ms = self.watch.since(blocked) if blocked is not None else 0.0
         yield from core.on_worker(self._complete_record, blocked_ms)
         self.afterwards()
