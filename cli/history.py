@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class _HeadType(click.ParamType[Head]):
 @click.option(
     "--verify", is_flag=True, help="Check the hash chain, its signatures and what they bind; here, not there."
 )
+@click.option(
+    "--owner", "of_owner", is_flag=True, help="Events of the owner itself: keys, drift, quarantine, retention cuts."
+)
 @click.option("--since", type=_HeadType(), help="With --verify: a head that was noted before, COUNT:LINK.")
 @click.option(
     "--key", "keys", multiple=True, help="With --verify: a public key that may have signed; no other then may."
@@ -52,21 +55,24 @@ def command(
     transition: str | None,
     limit: int,
     head: bool,
+    of_owner: bool,
     verify: bool,
     since: Head | None,
     keys: tuple[str, ...],
     state: Path | None,
 ) -> int:
     """Transitions, newest first; or one of them in full, by its id or request id."""
-    if head + verify + bool(transition) > 1:
-        raise click.UsageError("a transition, --head and --verify exclude each other")
+    if head + verify + of_owner + bool(transition) > 1:
+        raise click.UsageError("a transition, --head, --owner and --verify exclude each other")
     if (since or keys or state) and not verify:
         raise click.UsageError("--since, --key and --state go with --verify")
     if verify:
         auditor = Auditor(frozenset(keys), since)
         auditor.check(pages_of_directory(state) if state else pages_of_daemon(client))
         return _show_audit(output, auditor)
-    if head:
+    if of_owner:
+        _show_owner(client, output)
+    elif head:
         _show_head(client, output)
     elif transition:
         _show_one(client, output, transition)
@@ -106,6 +112,20 @@ def _show_head(client: Client, output: Output) -> None:
         return
     click.echo(answer.head)
     output.progress(f"public key {answer.public_key}; {Head.parse(answer.head).count} events")
+
+
+def _show_owner(client: Client, output: Output) -> None:
+    """Oldest first: they are few."""
+    answers = client.stream(client.owner.ReadHistory, owner_pb2.ReadHistoryRequest())
+    events = [item.event for item in answers if item.HasField("event") and not item.event.transition]
+    if output.json:
+        print_json(
+            [{name: getattr(event, name) for name in ("position", "state", "time", "message")} for event in events]
+        )
+        return
+    for event in events:
+        when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        click.echo(f"{when}Z  {event.position:>6}  {event.state:<11} {event.message}")
 
 
 def _show_audit(output: Output, auditor: Auditor) -> int:

@@ -75,6 +75,9 @@ def test_report_says_so_everywhere_and_goes_on(tiny: Path, tmp_path: Path) -> No
         assert "drift.found" in (tmp_path / "state" / "daemon.log").read_text()
         assert owner(daemon).generation == 1
         answer(daemon)
+        told = rowlock("history", "--owner", "--json", endpoint=endpoint).json
+        assert [event["state"] for event in told] == ["KEY", "DRIFT"]
+        assert "DRIFT       generation 1: " in rowlock("history", "--owner", endpoint=endpoint).out
 
 
 def test_repair_is_a_transition_with_the_drifted_bytes_as_evidence(tiny: Path, tmp_path: Path) -> None:
