@@ -19,9 +19,10 @@ from enum import StrEnum
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.plan import Model
 from rowlock.daemon.owner.admission import Admission
-from rowlock.daemon.owner.core import Core, Steps
+from rowlock.daemon.owner.core import CancelledError, Core, Steps
 from rowlock.daemon.owner.digest_readback import drift_of, read_digests
 from rowlock.daemon.owner.options import Options
+from rowlock.daemon.owner.outcome import reason_of
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift
@@ -118,10 +119,12 @@ class DriftKeeper:
             plan, target = yield from core.on_worker(self.planner.repair, resident, drifted, Options())
             admission = Admission("repair", plan, target, Options(), drifted=drifted)
             ended = yield from core.wait(self._begin(admission))
-        except OwnerError as error:
-            if error.reason is Reason.TRANSITION_OPEN:
+        except CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the drifted model is not served on
+            if reason_of(error) is Reason.TRANSITION_OPEN:
                 return  # it will be found again
-            ended, text = error.reason.value, f"{text}; it cannot be repaired: {error}"
+            ended, text = reason_of(error).value, f"{text}; it cannot be repaired: {error}"
         if core.resident is resident and ended != TransitionState.CANCELLED:
             core.withdraw(resident, OwnerError(Reason.DRIFT, f"drift: {text}"))
         elif ended == TransitionState.PUBLISHED:

@@ -14,12 +14,10 @@ import numpy as np
 
 from rowlock.bindings.checkpoint.hashing import chunks, hash_groups
 from rowlock.bindings.checkpoint.manifest import DIGEST_BYTES
-from rowlock.bindings.device import DeviceError
 from rowlock.bindings.model.layout import Placement
-from rowlock.daemon.owner.core import Core, Steps
+from rowlock.daemon.owner.core import CancelledError, Core, Steps
 from rowlock.daemon.owner.drift import DriftKeeper
 from rowlock.daemon.owner.resident import Resident
-from rowlock.v1.errors import OwnerError
 
 REST_MIN_S: Final = 0.02
 IDLE_LOOK_S: Final = 0.25
@@ -59,8 +57,10 @@ class Scrub:
                 continue
             try:
                 yield from self._read_all(resident)
-            except (OwnerError, DeviceError) as error:
-                self.core.context.log("scrub.ended_early", error=str(error))
+            except CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, requests go on, and a later pass looks again
+                self.core.context.log("scrub.ended_early", error=repr(error))
                 yield from self._rest(IDLE_LOOK_S)
 
     def _read_all(self, resident: Resident) -> Steps[None]:

@@ -95,6 +95,8 @@ def check(base: Path, target: Path, directory: Path, kill: Kill) -> None:
         old, before = owner(daemon).identity, answer(daemon)
         head = rowlock("history", "--head", endpoint=daemon.client.endpoint).out.strip()
         new = plan(daemon, target).to
+        described = daemon.client.call(daemon.client.owner.Describe, owner_pb2.DescribeRequest())
+        assert list(described.test_options) == [f"kill_file={kill_file}"], "it is not hidden"
         order = {"point": kill.point, "moment": kill.moment, "subject": kill.subject, "skip": kill.skip}
         kill_file.write_text(json.dumps(order))
         with contextlib.suppress(ClientError):
