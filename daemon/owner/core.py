@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from rowlock.bindings.device import Binding, Runtime
 from rowlock.daemon.owner.context import Context
@@ -20,6 +20,8 @@ from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.journal.journal import Journal, JournalError
 from rowlock.v1.errors import OwnerError, Reason
+
+OPEN_LOOK_S: Final = 0.05
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Core:
         notify: tells those who follow a transition that the journal has news.
         changed: publishes a new view; called after any of the fields below it changes.
         launch: runs a further job.
+        is_open: whether a transition is open.
         resident: the published model, or None.
         writing: an exclusive section runs.
         quarantined: why the device's content cannot be proved, or empty.
@@ -70,6 +73,7 @@ class Core:
     notify: Callable[[str], None]
     changed: Callable[[], None]
     launch: Callable[[Steps[None]], None]
+    is_open: Callable[[], bool]
     resident: Resident | None = None
     writing: bool = False
     quarantined: str = ""
@@ -103,7 +107,11 @@ class Core:
             raise CloseFailedError(f"closing the runtime failed: {error}") from error
 
     def withdraw(self, resident: Resident, cause: OwnerError) -> None:
-        """Serve a model no more whose bytes are not what they should be: fail its requests, close it."""
+        """Serve a model no more whose bytes are not what they should be: fail its requests, close it.
+
+        No transition may be open.
+        """
+        assert not self.is_open()
         self.scheduler.fail_all(cause)
         self.resident, self.reason = None, str(cause)
         self.changed()
@@ -111,6 +119,11 @@ class Core:
             self.close_runtime(resident.runtime)
         except CloseFailedError as error:
             self.quarantine(f"{cause}; {error}")
+
+    def until_closed(self) -> Steps[None]:
+        """Wait until no transition is open: its model must not be closed, nor the device given up, under it."""
+        while self.is_open():
+            yield from self.wait(self.context.clock.after(OPEN_LOOK_S))
 
     def on_worker(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
         """Run a job beside the owner thread, and go on with its result."""

@@ -90,6 +90,8 @@ class DriftKeeper:
         text = drift_text(drift)
         if core.drift != known:
             yield from self._report(resident, text)
+        if self.policy is not DriftPolicy.REPORT:
+            yield from core.until_closed()
         if core.resident is not resident or core.quarantined:
             return
         if self.policy is DriftPolicy.QUARANTINE:
@@ -125,11 +127,13 @@ class DriftKeeper:
             if reason_of(error) is Reason.TRANSITION_OPEN:
                 return  # it will be found again
             ended, text = reason_of(error).value, f"{text}; it cannot be repaired: {error}"
-        if core.resident is resident and ended != TransitionState.CANCELLED:
-            core.withdraw(resident, OwnerError(Reason.DRIFT, f"drift: {text}"))
-        elif ended == TransitionState.PUBLISHED:
+        if ended == TransitionState.PUBLISHED:
             core.drift = tuple(item for item in core.drift if item[0] not in found)
             core.changed()
+        elif ended != TransitionState.CANCELLED:
+            yield from core.until_closed()
+            if core.resident is resident:
+                core.withdraw(resident, OwnerError(Reason.DRIFT, f"drift: {text}"))
 
     def _begin(self, admission: Admission) -> Future[str]:
         try:

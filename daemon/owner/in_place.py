@@ -283,6 +283,8 @@ class InPlace(Transit):
             drift = drift_of(found, resident.model.manifest)
             result = f"drift: {drift[0][0]} from row {drift[0][1]} on" if drift else "ok"
             if drift:
+                yield from core.until_closed()
+            if drift and core.resident is resident:
                 core.withdraw(resident, OwnerError(Reason.DRIFT, f"found after the publish: {result}"))
         except CancelledError:
             raise

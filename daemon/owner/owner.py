@@ -102,6 +102,7 @@ class Owner:
             notify=self.followers.notify,
             changed=self._swap_view,
             launch=self._launch,
+            is_open=lambda: self._open is not None,
         )
         self._upkeep = upkeep or Upkeep()
         self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._begin)

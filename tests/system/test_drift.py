@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.verification import Sample
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.v1 import owner_pb2
+from rowlock.v1.errors import OwnerError, Reason
 
 ROT = json.dumps({"operation": "read", "effect": "rot", "bit": 6})
 """The first read flips a bit of the first value that it reads, in the allocation itself."""
@@ -164,6 +166,37 @@ def test_a_repair_that_fails_while_writing_closes_the_model(repairing: OwnerHarn
     record = repairing.record(repairing.end_of(newest.id).id)
     assert (record.kind, record.state, record.reason) == ("repair", "UNLOADED", "VERIFY_MISMATCH")
     assert "left behind: " in repairing.owner.journal.events(newest.id)[-1].message
+
+
+def test_a_model_is_not_closed_under_an_open_transition(repairing: OwnerHarness, tiny: Path, tmp_path: Path) -> None:
+    """The repair cannot be had, so the model is to be withdrawn: but only once the transition has ended."""
+    target = change_rows(tiny, tmp_path / "target", EMBED, [5], negate)
+    running = repairing.ask("abc", 1800)
+    running.wait_token()
+    transition = repairing.begin(target)
+    wait_for(repairing, lambda _: not repairing.core.scheduler.admitting)
+    resident, keeper = repairing.owner.view.resident, repairing.owner._keeper
+    assert resident is not None
+    name = next(name for name in resident.model.manifest.tensors if name != EMBED)
+    tensor = resident.model.manifest.tensors[name]
+    found = {name: dataclasses.replace(tensor, digests=bytes(len(tensor.digests)))}
+
+    def unavailable(*_arguments: object) -> None:
+        raise OwnerError(Reason.TARGET_CHANGED, "the checkpoint is gone")
+
+    object.__setattr__(keeper.planner, "repair", unavailable)
+    heeded = repairing.owner._ask(lambda promise: repairing.owner._answer(promise, keeper.heed(resident, found)))
+    wait_for(repairing, lambda view: bool(view.drift))
+    assert not heeded.done()
+    repairing.owner.cancel(transition).result(WAIT_S)
+    assert repairing.end_of(transition).state == "CANCELLED"
+    heeded.result(WAIT_S)
+    view = repairing.owner.view
+    assert (view.resident, "cannot be repaired" in view.reason) == (None, True)
+    with pytest.raises(OwnerError) as caught:
+        running.wait()
+    assert caught.value.reason is Reason.DRIFT
+    assert repairing.transition(target).state == "PUBLISHED"
 
 
 def test_drift_of_two_allocations_is_one_repair(repairing: OwnerHarness, tiny: Path) -> None:
