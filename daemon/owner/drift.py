@@ -127,10 +127,7 @@ class DriftKeeper:
             if reason_of(error) is Reason.TRANSITION_OPEN:
                 return  # it will be found again
             ended, text = reason_of(error).value, f"{text}; it cannot be repaired: {error}"
-        if ended == TransitionState.PUBLISHED:
-            core.drift = tuple(item for item in core.drift if item[0] not in found)
-            core.changed()
-        elif ended != TransitionState.CANCELLED:
+        if ended not in {TransitionState.PUBLISHED, TransitionState.CANCELLED}:
             yield from core.until_closed()
             if core.resident is resident:
                 core.withdraw(resident, OwnerError(Reason.DRIFT, f"drift: {text}"))

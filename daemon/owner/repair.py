@@ -22,5 +22,11 @@ class Repair(InPlace):
         """Nothing leads back to drifted bytes; a file of them is evidence."""
         return UndoStore.EVIDENCE if self.plan.undo is UndoStore.DURABLE else UndoStore.NONE
 
+    def _publish(self) -> None:
+        """What was drift in the touched parents is none from the very moment of the publish."""
+        placements = self.resident.model.layout.placements
+        self.core.drift = tuple(item for item in self.core.drift if placements[item[0]].parent not in self.parents)
+        super()._publish()
+
     def restore(self, error: Exception) -> None:
         self.unload(self.resident.runtime, error, f"the drifted rows could not be repaired; {self._left_behind()}")

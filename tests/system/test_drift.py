@@ -89,7 +89,7 @@ def test_repair_is_a_transition_with_the_drifted_bytes_as_evidence(tiny: Path, t
         daemon.client.call(daemon.client.owner.Verify, owner_pb2.VerifyRequest())
         list(daemon.client.stream(daemon.client.owner.Transition, owner_pb2.TransitionRequest(target=str(target))))
         moved = owner(daemon)
-        repaired = next(item for item in rot(daemon, tmp_path) if item.generation == 3)
+        repaired = next(item for item in rot(daemon, tmp_path) if item.generation == 3 and not item.transition)
         assert repaired.identity == moved.identity
         listed = daemon.client.call(daemon.client.owner.ListTransitions, owner_pb2.ListTransitionsRequest())
         record = listed.records[0]
