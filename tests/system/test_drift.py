@@ -19,6 +19,7 @@ from rowlock.bindings.device import Sampling
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.daemon.owner.drift import DriftPolicy, Upkeep
 from rowlock.daemon.owner.requests import GenerationRequest
+from rowlock.daemon.owner.scheduler import ACTIVE_MAX
 from rowlock.daemon.owner.verification import Sample
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.v1 import owner_pb2
@@ -171,7 +172,7 @@ def test_a_repair_that_fails_while_writing_closes_the_model(repairing: OwnerHarn
 def test_a_model_is_not_closed_under_an_open_transition(repairing: OwnerHarness, tiny: Path, tmp_path: Path) -> None:
     """The repair cannot be had, so the model is to be withdrawn: but only once the transition has ended."""
     target = change_rows(tiny, tmp_path / "target", EMBED, [5], negate)
-    running = repairing.ask("abc", 1800)
+    running = [repairing.ask("abc", 1900) for _ in range(ACTIVE_MAX)][-1]
     running.wait_token()
     transition = repairing.begin(target)
     wait_for(repairing, lambda _: not repairing.core.scheduler.admitting)
