@@ -89,7 +89,8 @@ class DeviceFacts:
     """What a binding says of itself.
 
     Attributes:
-        device: e.g. ``cpu``, ``cuda:0``.
+        device: e.g. ``cpu``, ``cuda:1``: by its physical number.
+        logical: what the vendor's library calls it in this process, e.g. ``rbln:0``.
         binding: name of the binding.
         versions: library name -> version.
         readback: what a readback proves: ``storage`` (the bytes that programs read) or ``unproven``.
@@ -99,6 +100,7 @@ class DeviceFacts:
     """
 
     device: str
+    logical: str
     binding: str
     versions: Mapping[str, str]
     readback: str

@@ -46,7 +46,7 @@ def command(
         # torch is in the 'daemon' extra; the client commands do without.
         from rowlock.bindings.device import DeviceError  # noqa: PLC0415
         from rowlock.daemon.config import ConfigError, build_settings, read_config  # noqa: PLC0415
-        from rowlock.daemon.devices import UnknownDeviceError  # noqa: PLC0415
+        from rowlock.daemon.environments import DeviceRefusedError  # noqa: PLC0415
         from rowlock.daemon.lock import DeviceLockedError  # noqa: PLC0415
         from rowlock.daemon.service import run  # noqa: PLC0415
         from rowlock.journal.journal import JournalError  # noqa: PLC0415
@@ -71,5 +71,5 @@ def command(
         return
     try:
         run(settings)
-    except (DeviceLockedError, JournalError, UnknownDeviceError, DeviceError, OSError) as error:
+    except (DeviceLockedError, JournalError, DeviceRefusedError, DeviceError, OSError) as error:
         raise ClientError(str(error), EXIT_REFUSED) from error

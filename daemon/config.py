@@ -106,7 +106,7 @@ def _choice(*choices: str) -> Callable[[Any], str]:
 
 SCHEMA: Final[dict[str, dict[str, Key]]] = {
     "owner": {
-        "device": Key(_text, "the device to own: `cpu`"),
+        "device": Key(_text, "the device to own, such as `cpu`"),
         "state": Key(_path, "state directory: journal, undo, manifests"),
         "checkpoint": Key(_path, "loaded on a first start; later starts load what was published last"),
         "on_start": Key(_choice("reload", "empty"), "`reload` the last published identity, or come up `empty`"),

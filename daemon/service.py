@@ -1,6 +1,6 @@
 """The daemon process: wiring, start and stop.
 
-Start: log, signals, lock, journal, binding, probe, socket, health; then recovery and load
+Start: log, signals, lock, a look for the device, journal, binding, probe, socket, health; then recovery and load
 on the owner thread. READY is said when a model is resident, or it is known that none will
 be. Stop: not serving, transition cancelled before its first write or else finished, device
 closed. A quarantined device is not closed: the process ends with everything as it is.
@@ -20,7 +20,7 @@ import structlog
 
 from rowlock.bindings.checkpoint.hashing import Hasher
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
-from rowlock.daemon.devices import open_binding
+from rowlock.daemon.devices import open_binding, parse_device
 from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
 from rowlock.daemon.notify import notify
@@ -32,6 +32,7 @@ from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.daemon.pacing import PacedExecutor
+from rowlock.daemon.probing import refuse_absent
 from rowlock.daemon.settings import Settings
 from rowlock.journal.files import OsFiles
 from rowlock.journal.journal import Journal
@@ -52,7 +53,7 @@ def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT.
 
     Raises:
-        DeviceLockedError, JournalError, UnknownDeviceError, DeviceError, OSError: it could not start.
+        DeviceLockedError, JournalError, DeviceRefusedError, DeviceError, OSError: it could not start.
 
     """
     configure_logs()
@@ -67,8 +68,10 @@ async def _run(settings: Settings) -> None:
     log, stop = structlog.get_logger(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    parse_device(settings.device)
     with ExitStack() as closing:
         closing.callback(DeviceLock(settings.device).release)
+        refuse_absent(settings.device)
         clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)
         planners = _pool(closing, ThreadPoolExecutor(PLANNERS, "rowlock-planner"))
@@ -125,6 +128,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     binding = open_binding(settings)
     closing.callback(binding.close)
     binding.memory.probe()
+    log.info("daemon.device", device=binding.facts.device, logical=binding.facts.logical)
     if binding.facts.test_options:
         log.warning("daemon.test_options", options=binding.facts.test_options)
     clock = SystemClock()

@@ -36,7 +36,7 @@ class Settings:
     """Configuration of one owner.
 
     Attributes:
-        device: e.g. ``cpu``.
+        device: e.g. ``cpu``, ``atom:1``.
         state: directory of the journal and what belongs to it.
         socket: unix socket of the gRPC API.
         socket_mode: its file mode.

@@ -44,6 +44,7 @@ class CpuBinding:
         self.memory = CpuMemory(self.counters, create_storage)
         self.facts = DeviceFacts(
             device="cpu",
+            logical="cpu",
             binding="cpu",
             versions={"torch": torch.__version__},
             readback="storage",

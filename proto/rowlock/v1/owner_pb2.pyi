@@ -455,15 +455,20 @@ class DescribeResponse(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
+    LOGICAL_DEVICE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     binding: _builtins.str
     readback: _builtins.str
     """What a readback on this device proves."""
     execution: _builtins.str
-    """How programs run: "native" on the device."""
+    """How programs run: "native" on the device, "reference" by the vendor's own evaluator on the host,
+    "host-reference" by our programs on the host over bytes read back.
+    """
     resident_bytes: _builtins.int
     context_tokens: _builtins.int
     architecture: _builtins.str
+    logical_device: _builtins.str
+    """What the vendor's library calls the device in this process, e.g. "rbln:0" for atom:3."""
     @_builtins.property
     def owner(self) -> Global___Owner: ...
     @_builtins.property
@@ -491,10 +496,11 @@ class DescribeResponse(_message.Message):
         resident_bytes: _builtins.int = ...,
         context_tokens: _builtins.int = ...,
         architecture: _builtins.str = ...,
+        logical_device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "logical_device", b"logical_device", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,49 @@
+"""One row per kind of device that this version drives.
+
+A vendor's package is imported only below the functions that are named here: a process
+that drives one vendor's device never loads another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rowlock.bindings.address import DeviceAddress
+from rowlock.bindings.device import Binding
+from rowlock.bindings.finding import Finding
+from rowlock.daemon.environments import Environment, Visibility
+from rowlock.daemon.settings import Settings
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """One kind of device.
+
+    Attributes:
+        numbered: there may be several: the name needs a number.
+        open: makes the binding.
+        probe: looks whether a device is there, honestly, as far as it can be known; it may abort the
+            process, and so is run in one of its own. None where nothing can be missing.
+        environment: that it needs, or None for the project's own.
+        visibility: how its library is shown one device only; None where the library has no way.
+
+    """
+
+    numbered: bool
+    open: Callable[[DeviceAddress, Settings], Binding]
+    probe: Callable[[DeviceAddress], Iterator[Finding]] | None = None
+    environment: Environment | None = None
+    visibility: Visibility | None = None
+
+
+def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.cpu.binding import CpuBinding  # noqa: PLC0415 - see the module's text
+
+    return CpuBinding(settings.threads, settings.fault_file)
+
+
+DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
+    "cpu": DeviceKind(numbered=False, open=_open_cpu),
+}
