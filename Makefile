@@ -7,13 +7,18 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check stubs bench clean env-atom env-rngd
+.PHONY: demo test test-atom check stubs bench clean env-atom env-rngd
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
 
 test: $(READY) $(MODEL)
 	$(BIN)/python -m pytest
+
+# The ATOM binding: the vendor's torch-rbln as it is, over a stand-in for its runtime library. Needs no card.
+test-atom: .venv-atom/.ready
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .venv-atom/bin/python -m pytest --device atom \
+		tests/conformance tests/system/test_transition.py tests/vendor/atom
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -27,6 +27,12 @@ EXIT_USAGE = 2
     type=click.IntRange(min=1),
     help="Threads of one device operation, and of hashing. [default: all cores]",
 )
+@click.option(
+    "--without-hardware",
+    is_flag=True,
+    default=None,
+    help="Where there is no card, the vendor's software in its place will do; `describe` says so.",
+)
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 def command(
     config: Path | None,
@@ -36,6 +42,7 @@ def command(
     state: Path | None,
     socket: Path | None,
     threads: int | None,
+    without_hardware: bool | None,
     test_fault_file: Path | None,
 ) -> None:
     """Run the owner daemon of one device.
@@ -61,6 +68,7 @@ def command(
         "socket": socket,
         "threads": threads,
         "fault_file": test_fault_file,
+        "without_hardware": without_hardware,
     }
     try:
         settings = build_settings(read_config(config) if config else {}, overrides)

@@ -25,7 +25,8 @@ class DeviceKind:
         numbered: there may be several: the name needs a number.
         open: makes the binding.
         probe: looks whether a device is there, honestly, as far as it can be known; it may abort the
-            process, and so is run in one of its own. None where nothing can be missing.
+            process, and so is run in one of its own. Its second argument says that the binding will
+            do without hardware. None where nothing can be missing.
         environment: that it needs, or None for the project's own.
         visibility: how its library is shown one device only; None where the library has no way.
 
@@ -33,7 +34,7 @@ class DeviceKind:
 
     numbered: bool
     open: Callable[[DeviceAddress, Settings], Binding]
-    probe: Callable[[DeviceAddress], Iterator[Finding]] | None = None
+    probe: Callable[[DeviceAddress, bool], Iterator[Finding]] | None = None
     environment: Environment | None = None
     visibility: Visibility | None = None
 
@@ -44,6 +45,31 @@ def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
     return CpuBinding(settings.threads, settings.fault_file)
 
 
+def _open_atom(address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.atom.binding import AtomBinding  # noqa: PLC0415 - see the module's text
+    from rowlock.bindings.atom.sdk import load  # noqa: PLC0415
+
+    return AtomBinding(address, load(), settings.threads)
+
+
+def _probe_atom(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
+    from rowlock.bindings.atom.probe import probe  # noqa: PLC0415 - see the module's text
+
+    return probe(address, without_hardware)
+
+
 DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
     "cpu": DeviceKind(numbered=False, open=_open_cpu),
+    "atom": DeviceKind(
+        numbered=True,
+        open=_open_atom,
+        probe=_probe_atom,
+        environment=Environment("env-atom", {"torch": "2.13.0", "torch-rbln": "0.12.0"}),
+        visibility=Visibility(
+            "RBLN_VISIBLE_DEVICES",
+            # an allocation is made when it is asked for, and not at its first use: it fails at once or not at all
+            {"TORCH_RBLN_EAGER_MALLOC": "1"},
+            conflicts=("RBLN_DEVICES", "RBLN_DEVICE_MAP", "RBLN_NPUS_PER_DEVICE"),
+        ),
+    ),
 }

@@ -48,7 +48,7 @@ def _package(name: str) -> Finding:
 def _device(settings: Settings) -> Iterator[Finding]:
     """From the driver up, in a process of its own; opened here only where nothing can abort this one."""
     try:
-        found = probe_device(settings.device)
+        found = probe_device(settings.device, settings.without_hardware)
         yield from found or [_opened(settings)]
     except DeviceRefusedError as error:
         yield Finding("device", False, str(error))

@@ -17,6 +17,7 @@ from typing import Final
 from rowlock.bindings.finding import Finding
 from rowlock.daemon.devices import parse_device
 from rowlock.daemon.environments import DeviceRefusedError
+from rowlock.daemon.probe_child import WITHOUT_HARDWARE
 
 PROBE_S: Final = 120.0
 """Loading torch and a vendor's library takes seconds on a loaded machine."""
@@ -24,7 +25,7 @@ LAST_WORDS: Final = 300
 """Characters of a dead child's output that are repeated."""
 
 
-def probe_device(name: str) -> list[Finding]:
+def probe_device(name: str, without_hardware: bool) -> list[Finding]:
     """What there is of a device, from the driver up; nothing is loaded into this process.
 
     Raises:
@@ -39,12 +40,13 @@ def probe_device(name: str) -> list[Finding]:
             return [Finding("environment", False, str(error))]
     if kind.probe is None:
         return []
-    return list(run_probe([sys.executable, "-m", "rowlock.daemon.probe_child", name]))
+    options = [WITHOUT_HARDWARE] if without_hardware else []
+    return list(run_probe([sys.executable, "-m", "rowlock.daemon.probe_child", name, *options]))
 
 
-def refuse_absent(name: str) -> None:
+def refuse_absent(name: str, without_hardware: bool) -> None:
     """Raise DeviceRefusedError, with the reasons, unless everything that was found is good."""
-    wrong = [f"{item.name}: {item.detail}" for item in probe_device(name) if not item.ok]
+    wrong = [f"{item.name}: {item.detail}" for item in probe_device(name, without_hardware) if not item.ok]
     if wrong:
         raise DeviceRefusedError(f"device {name} cannot be used: " + "; ".join(wrong))
 

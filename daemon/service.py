@@ -71,7 +71,7 @@ async def _run(settings: Settings) -> None:
     parse_device(settings.device)
     with ExitStack() as closing:
         closing.callback(DeviceLock(settings.device).release)
-        refuse_absent(settings.device)
+        refuse_absent(settings.device, settings.without_hardware)
         clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)
         planners = _pool(closing, ThreadPoolExecutor(PLANNERS, "rowlock-planner"))

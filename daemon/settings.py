@@ -50,6 +50,7 @@ class Settings:
         policy: of the planner.
         tls: serve on TCP too.
         fault_file: test option of the CPU binding.
+        without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
     """
 
@@ -67,3 +68,4 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     tls: TlsSettings | None = None
     fault_file: Path | None = None
+    without_hardware: bool = False

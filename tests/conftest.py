@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from support.checkpoints import write_tiny
-from support.devices import DEVICES, devices_of_run
+from support.devices import CHOSEN_VARIABLE, DEVICES, devices_of_run
 from support.owners import OwnerHarness, running_owner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +19,13 @@ MODEL = ROOT / ".cache" / "smollm2-135m"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", help="run the device suites on this device only; see tests/support/devices.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Owners of the run are on the chosen device."""
+    chosen = config.getoption("--device")
+    if chosen:
+        os.environ[CHOSEN_VARIABLE] = chosen
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

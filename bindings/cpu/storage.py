@@ -1,8 +1,8 @@
-"""The bytes of one CPU allocation, and the seam at which faults are injected."""
+"""Host memory as a device's storage, and the seam at which faults are injected."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,25 +10,36 @@ import torch
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.cpu.faults import Effect, FaultFile, Operation
 from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
+from rowlock.bindings.weights import host_rows
 
 PAGE_BYTES: Final = 4096
-DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-class Storage(Protocol):
-    """Bytes that a program reads. Offsets in bytes."""
+class HostDevice:
+    """Host memory, of which nothing has to be waited for: every copy has finished when it returns.
 
-    @property
-    def tensor(self) -> torch.Tensor:
-        """``[rows, columns]`` over the very bytes that write changes."""
-        ...
+    See :class:`rowlock.bindings.memory.StorageDevice`.
+    """
 
-    def write(self, offset: int, data: Bytes) -> None: ...
+    name: Final = "cpu"
 
-    def read(self, offset: int, out: Bytes) -> None: ...
+    def __init__(self, faults: FaultFile | None = None) -> None:
+        self._faults = faults
 
-    def release(self) -> None: ...
+    def create(self, parent: ParentInfo) -> Storage:
+        storage = HostStorage(parent)
+        return FaultyStorage(storage, self._faults) if self._faults else storage
+
+    def fence(self) -> None:
+        """Nothing to wait for."""
+
+    def emptied(self) -> None:
+        """Nothing is counted anywhere else."""
+
+    def probe(self) -> None:
+        """Host memory always answers."""
 
 
 class HostStorage:
@@ -39,14 +50,17 @@ class HostStorage:
     """
 
     def __init__(self, parent: ParentInfo) -> None:
-        dtype = DTYPES[parent.dtype]
         try:
             whole = np.empty(parent.nbytes + PAGE_BYTES, np.uint8)
         except MemoryError as error:
             raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {parent.nbytes} bytes: {error}") from error
         start = -whole.ctypes.data % PAGE_BYTES
         self._bytes: Bytes = whole[start : start + parent.nbytes]
-        self.tensor = torch.from_numpy(self._bytes).view(dtype).view(parent.rows, -1)
+        self.tensor = host_rows(parent, self._bytes)
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
 
     def write(self, offset: int, data: Bytes) -> None:
         np.copyto(self._bytes[offset : offset + data.nbytes], data)
@@ -69,6 +83,10 @@ class FaultyStorage:
     @property
     def tensor(self) -> torch.Tensor:
         return self._inner.tensor
+
+    @property
+    def address(self) -> int:
+        return self._inner.address
 
     def write(self, offset: int, data: Bytes) -> None:
         fault = self._faults.take(Operation.WRITE)

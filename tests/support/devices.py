@@ -1,13 +1,21 @@
-"""The devices that the suites run on: `pytest --device NAME`, else the CPU and what else is there."""
+"""The devices that the suites run on: `pytest --device NAME`, else the CPU and what else is there.
+
+What a device needs is loaded when it is first opened: one process drives one vendor's device.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Binding
+from rowlock.daemon.devices import open_binding
+from rowlock.daemon.settings import Settings
+from support import standin
 
 
 def always() -> str:
@@ -20,20 +28,48 @@ class DeviceUnderTest:
 
     Attributes:
         open: a fresh binding; the path is a directory for whatever it keeps.
+        settings: of a daemon on it.
+        environment: further variables of a daemon on it.
+        arm: makes armed faults of this file (see bindings/cpu/faults.py) hit it, where it is not the CPU.
+        write_attempts: how often the vendor's library tries a write before it says that it failed.
         absent: why it cannot be had here, or empty.
         by_default: part of a run that names no device; else only of one that names it.
 
     """
 
     open: Callable[[Path], Binding]
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"device": "cpu"})
+    environment: Callable[[], Mapping[str, str]] = dict
+    arm: Callable[[Path], None] | None = None
+    write_attempts: int = 1
     absent: Callable[[], str] = always
     by_default: bool = True
+
+
+CHOSEN_VARIABLE: Final = "ROWLOCK_TEST_DEVICE"
+# Not the first one, so that a mixed-up physical and logical number cannot stay unseen.
+ATOM: Final = {"device": "atom:1", "without_hardware": True}
+
+
+def _open_atom(path: Path) -> Binding:
+    standin.loaded()
+    return open_binding(Settings(state=path, socket=path / "unused.sock", **ATOM))
 
 
 DEVICES: Mapping[str, DeviceUnderTest] = {
     "cpu": DeviceUnderTest(lambda _path: CpuBinding(threads=1)),
     # the same, through the seam at which faults are injected
     "cpu-seam": DeviceUnderTest(lambda path: CpuBinding(threads=1, fault_file=path / "no-fault.json")),
+    # the unmodified torch-rbln over a stand-in for its runtime library: `make test-atom`
+    "atom": DeviceUnderTest(
+        _open_atom,
+        settings=ATOM,
+        environment=lambda: standin.environment(standin.build()),
+        arm=lambda path: standin.loaded().watch_faults(path),
+        write_attempts=2,  # in a batch, and then alone
+        absent=lambda: "" if standin.wheel() else "torch-rbln is not installed: make env-atom",
+        by_default=False,
+    ),
 }
 
 
@@ -43,3 +79,8 @@ def devices_of_run(chosen: str | None) -> list[str]:
         return [name for name, device in DEVICES.items() if device.by_default]
     assert chosen in DEVICES, f"--device {chosen}: there are {', '.join(DEVICES)}"
     return [chosen]
+
+
+def device_of_owners() -> DeviceUnderTest:
+    """The one that owners of this run use."""
+    return DEVICES[os.environ.get(CHOSEN_VARIABLE, "cpu")]

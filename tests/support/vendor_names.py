@@ -12,7 +12,7 @@ VENDORS = {
     "furiosa-smi": ("furiosa_smi",),
     "torch-rbln": ("torch_rbln", "torch.rbln"),
     "rebel-compiler": ("rebel",),
-    "torch": ("torch.cuda",),
+    "torch": ("torch.cuda",),  # and whatever is private in torch
 }
 PROTOCOL_MARK = "VENDOR"
 
@@ -33,11 +33,11 @@ def distribution_of(name: str) -> str:
     for distribution, prefixes in VENDORS.items():
         if any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes):
             return distribution
-    return ""
+    return "torch" if name.startswith("torch.") and is_private(name) else ""
 
 
 def is_private(name: str) -> bool:
-    return any(part.startswith("_") for part in name.split("."))
+    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
 
 
 def vendor_names(root: Path) -> dict[str, set[str]]:

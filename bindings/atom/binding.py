@@ -1,0 +1,62 @@
+"""The ATOM binding: weights in torch-rbln tensors, rows written by batched copies."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from rowlock.bindings.address import DeviceAddress
+from rowlock.bindings.atom.runtime import HostReferenceRuntime
+from rowlock.bindings.atom.sdk import DISTRIBUTION, RblnModule, package_version
+from rowlock.bindings.atom.storage import RblnDevice
+from rowlock.bindings.cpu.threads import HostThreads
+from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.layout import Layout
+
+DUMMY: Final = "RBLN_DUMMY_DEVICE: there is no NPU, tensors live in host memory"
+
+
+class AtomBinding:
+    """See :class:`rowlock.bindings.device.Binding`.
+
+    Whether a readback comes from the NPU's memory, or from a copy that the vendor's runtime keeps on the
+    host, cannot be told without a card: ``readback`` is ``unproven``.
+
+    Args:
+        address: the device.
+        rbln: the vendor's module, loaded.
+        threads: of one operation of the host's programs.
+
+    """
+
+    def __init__(self, address: DeviceAddress, rbln: RblnModule, threads: int) -> None:
+        self._threads = HostThreads(threads)
+        device = RblnDevice(rbln, address.logical)
+        self.counters = Counters()
+        self.memory = RowMemory(self.counters, device)
+        self.facts = DeviceFacts(
+            device=address.name,
+            logical=device.torch_name,
+            binding="atom",
+            versions={"torch": torch.__version__, DISTRIBUTION: package_version()},
+            readback="unproven",
+            execution="host-reference",
+            test_options=(DUMMY,) if rbln.is_dummy_device() else (),
+        )
+
+    def leave(self, threads: int) -> None:
+        self._threads.leave(threads)
+
+    def place(self, layout: Layout) -> Layout:
+        return layout
+
+    def create_runtime(self, config: ModelConfig, layout: Layout) -> HostReferenceRuntime:
+        runtime = HostReferenceRuntime.create(self.memory, self._threads, config, layout)
+        self.counters.program_loads += 1
+        return runtime
+
+    def close(self) -> None:
+        self.memory.close()

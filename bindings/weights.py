@@ -1,0 +1,22 @@
+"""Bytes of weights as torch tensors, without a copy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.model.layout import ParentInfo
+
+_DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def weight_dtype(parent: ParentInfo) -> torch.dtype:
+    return _DTYPES[parent.dtype]
+
+
+def host_rows(parent: ParentInfo, data: Bytes) -> torch.Tensor:
+    """``[rows, columns]`` over ``data``, which holds whole rows of the parent."""
+    dtype = weight_dtype(parent)
+    return torch.from_numpy(data).view(dtype).view(-1, parent.row_bytes // dtype.itemsize)
