@@ -45,6 +45,18 @@ def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
     return CpuBinding(settings.threads, settings.fault_file)
 
 
+def _open_cuda(address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.cuda.binding import CudaBinding  # noqa: PLC0415 - see the module's text
+
+    return CudaBinding(address, settings.threads)
+
+
+def _probe_cuda(address: DeviceAddress, _without_hardware: bool) -> Iterator[Finding]:
+    from rowlock.bindings.cuda.probe import probe  # noqa: PLC0415 - see the module's text
+
+    return probe(address)
+
+
 def _open_atom(address: DeviceAddress, settings: Settings) -> Binding:
     from rowlock.bindings.atom.binding import AtomBinding  # noqa: PLC0415 - see the module's text
     from rowlock.bindings.atom.sdk import load  # noqa: PLC0415
@@ -60,6 +72,13 @@ def _probe_atom(address: DeviceAddress, without_hardware: bool) -> Iterator[Find
 
 DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
     "cpu": DeviceKind(numbered=False, open=_open_cpu),
+    "cuda": DeviceKind(
+        numbered=True,
+        open=_open_cuda,
+        probe=_probe_cuda,
+        # in this order the numbers are those of nvidia-smi
+        visibility=Visibility("CUDA_VISIBLE_DEVICES", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    ),
     "atom": DeviceKind(
         numbered=True,
         open=_open_atom,

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Binding
 from rowlock.daemon.devices import open_binding
+from rowlock.daemon.probing import probe_device
 from rowlock.daemon.settings import Settings
 from support import standin
 
@@ -32,6 +34,7 @@ class DeviceUnderTest:
         environment: further variables of a daemon on it.
         arm: makes armed faults of this file (see bindings/cpu/faults.py) hit it, where it is not the CPU.
         write_attempts: how often the vendor's library tries a write before it says that it failed.
+        bits_of_cpu: it computes with the very bits of the CPU binding.
         absent: why it cannot be had here, or empty.
         by_default: part of a run that names no device; else only of one that names it.
 
@@ -42,6 +45,7 @@ class DeviceUnderTest:
     environment: Callable[[], Mapping[str, str]] = dict
     arm: Callable[[Path], None] | None = None
     write_attempts: int = 1
+    bits_of_cpu: bool = True
     absent: Callable[[], str] = always
     by_default: bool = True
 
@@ -56,10 +60,24 @@ def _open_atom(path: Path) -> Binding:
     return open_binding(Settings(state=path, socket=path / "unused.sock", **ATOM))
 
 
+CUDA: Final = {"device": "cuda:0"}
+
+
+def _open_cuda(path: Path) -> Binding:
+    return open_binding(Settings(state=path, socket=path / "unused.sock", **CUDA))
+
+
+@cache
+def _cuda_absent() -> str:
+    wrong = [f"{item.name}: {item.detail}" for item in probe_device("cuda:0", False) if not item.ok]
+    return "; ".join(wrong)
+
+
 DEVICES: Mapping[str, DeviceUnderTest] = {
     "cpu": DeviceUnderTest(lambda _path: CpuBinding(threads=1)),
     # the same, through the seam at which faults are injected
     "cpu-seam": DeviceUnderTest(lambda path: CpuBinding(threads=1, fault_file=path / "no-fault.json")),
+    "cuda": DeviceUnderTest(_open_cuda, settings=CUDA, bits_of_cpu=False, absent=_cuda_absent),
     # the unmodified torch-rbln over a stand-in for its runtime library: `make test-atom`
     "atom": DeviceUnderTest(
         _open_atom,

@@ -29,6 +29,7 @@ VENDOR_PACKAGES = {"furiosa": set(), "torch_rbln": {"bindings.atom.sdk"}, "rebel
 TORCH_AREAS = {
     "bindings.atom",
     "bindings.cpu",
+    "bindings.cuda",
     "bindings.memory",
     "bindings.model.decoder",
     "bindings.model.generation",

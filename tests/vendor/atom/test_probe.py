@@ -15,10 +15,14 @@ in_environment = pytest.mark.skipif(
 )
 
 
+# What a stand-in that is loaded into this process has set, a child shall find unset.
+UNSET = {"RBLN_VISIBLE_DEVICES": "", "RBLN_DUMMY_DEVICE": ""}
+
+
 def doctor(tmp_path: Path, *options: str, **environment: str) -> Finished:
     return rowlock(
         "doctor", "--device", "atom:0", "--state", tmp_path / "s", *options, "--json",
-        ROWLOCK_RUNTIME_DIR=str(tmp_path), **environment,
+        **{**UNSET, "ROWLOCK_RUNTIME_DIR": str(tmp_path), **environment},
     )  # fmt: skip
 
 
@@ -29,7 +33,7 @@ def findings(found: Finished) -> dict[str, tuple[bool, str]]:
 def serve(tmp_path: Path, *options: str, **environment: str) -> Finished:
     return rowlock(
         "serve", "--device", "atom:0", "--state", tmp_path / "s", *options,
-        ROWLOCK_RUNTIME_DIR=str(tmp_path), **environment,
+        **{**UNSET, "ROWLOCK_RUNTIME_DIR": str(tmp_path), **environment},
     )  # fmt: skip
 
 
@@ -75,7 +79,7 @@ def test_a_dummy_device_is_no_device(tmp_path: Path) -> None:
 @in_environment
 def test_a_library_that_ends_the_process_is_refused(tmp_path: Path) -> None:
     """Without the dummy device torch-rbln asks the library for its devices; the stand-in aborts at that."""
-    environment = {**standin.environment(standin.build()), "RBLN_DUMMY_DEVICE": ""}
+    environment = {**standin.environment(standin.build()), **UNSET}
     found = findings(doctor(tmp_path, "--without-hardware", **environment))
     assert found["librbln.so"] == (True, "loaded")
     assert found["probe"][0] is False
