@@ -48,7 +48,7 @@ def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
 def _open_cuda(address: DeviceAddress, settings: Settings) -> Binding:
     from rowlock.bindings.cuda.binding import CudaBinding  # noqa: PLC0415 - see the module's text
 
-    return CudaBinding(address, settings.threads)
+    return CudaBinding(address, settings.threads, settings.fault_file)
 
 
 def _probe_cuda(address: DeviceAddress, _without_hardware: bool) -> Iterator[Finding]:

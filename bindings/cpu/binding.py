@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from rowlock.bindings.cpu.faults import FaultFile
 from rowlock.bindings.cpu.storage import HostDevice
 from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
@@ -21,7 +21,7 @@ class CpuBinding:
 
     Args:
         threads: threads of one operation.
-        fault_file: test option, see :mod:`rowlock.bindings.cpu.faults`.
+        fault_file: test option, see :mod:`rowlock.bindings.faults`.
 
     """
 

@@ -1,4 +1,4 @@
-"""Host memory as a device's storage, and the seam at which faults are injected."""
+"""Host memory as a device's storage."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.cpu.faults import Effect, FaultFile, Operation
 from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.faults import FaultFile, with_faults
 from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
 from rowlock.bindings.weights import host_rows
@@ -29,8 +29,7 @@ class HostDevice:
         self._faults = faults
 
     def create(self, parent: ParentInfo) -> Storage:
-        storage = HostStorage(parent)
-        return FaultyStorage(storage, self._faults) if self._faults else storage
+        return with_faults(HostStorage(parent), self._faults)
 
     def fence(self) -> None:
         """Nothing to wait for."""
@@ -71,49 +70,3 @@ class HostStorage:
     def release(self) -> None:
         self._bytes = np.empty(0, np.uint8)
         self.tensor = torch.empty(0)
-
-
-class FaultyStorage:
-    """A storage that a fault file can make lie or fail. It stores bytes like the real one."""
-
-    def __init__(self, inner: Storage, faults: FaultFile) -> None:
-        self._inner = inner
-        self._faults = faults
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        return self._inner.tensor
-
-    @property
-    def address(self) -> int:
-        return self._inner.address
-
-    def write(self, offset: int, data: Bytes) -> None:
-        fault = self._faults.take(Operation.WRITE)
-        if fault is None:
-            self._inner.write(offset, data)
-        elif fault.effect is Effect.FLIP:
-            self._inner.write(offset, _flipped(data, fault.bit))
-        else:
-            self._inner.write(offset, data[: data.nbytes // 2])
-            if fault.effect is Effect.ERROR:
-                raise DeviceError(DeviceFault.LOST, "injected: write failed")
-
-    def read(self, offset: int, out: Bytes) -> None:
-        fault = self._faults.take(Operation.READ)
-        if fault is not None and fault.effect is Effect.ERROR:
-            raise DeviceError(DeviceFault.LOST, "injected: read failed")
-        self._inner.read(offset, out)
-        if fault is not None:
-            out[...] = _flipped(out, fault.bit)
-
-    def release(self) -> None:
-        if self._faults.take(Operation.RELEASE) is not None:
-            raise DeviceError(DeviceFault.LOST, "injected: release failed")
-        self._inner.release()
-
-
-def _flipped(data: Bytes, bit: int) -> Bytes:
-    wrong = data.copy()
-    wrong[bit // 8 % wrong.nbytes] ^= np.uint8(1 << bit % 8)
-    return wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.cuda.storage import CudaDevice
 from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder
@@ -61,15 +63,16 @@ class CudaBinding:
     Args:
         address: the device.
         threads: of what is left to the host.
+        fault_file: test option, see :mod:`rowlock.bindings.faults`.
 
     Raises:
         DeviceError: the device cannot be opened.
 
     """
 
-    def __init__(self, address: DeviceAddress, threads: int) -> None:
+    def __init__(self, address: DeviceAddress, threads: int, fault_file: Path | None = None) -> None:
         torch.set_num_threads(threads)
-        device = CudaDevice(address.logical)
+        device = CudaDevice(address.logical, FaultFile(fault_file) if fault_file else None)
         self._processor = CudaProcessor(device)
         self.counters = Counters()
         self.memory = RowMemory(self.counters, device)
@@ -80,6 +83,7 @@ class CudaBinding:
             versions={"torch": torch.__version__, "cuda": str(torch.version.cuda)},
             readback="storage",
             execution="native",
+            test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 
     def leave(self, threads: int) -> None:

@@ -9,6 +9,8 @@ import torch
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.cuda.staging import STAGING_BUFFERS, STAGING_BYTES, Staging
 from rowlock.bindings.device import DeviceFault
+from rowlock.bindings.faults import FaultFile, with_faults
+from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
 from rowlock.bindings.vendor_errors import as_device_error
 from rowlock.bindings.weights import weight_dtype
@@ -25,7 +27,8 @@ class CudaDevice:
 
     name: Final = "cuda"
 
-    def __init__(self, logical: int) -> None:
+    def __init__(self, logical: int, faults: FaultFile | None = None) -> None:
+        self._faults = faults
         self.torch_name = f"cuda:{logical}"
         with as_device_error(DeviceFault.LOST, f"opening {self.torch_name}"):
             self.stream: torch.cuda.Stream = torch.cuda.Stream(self.torch_name)  # type: ignore[no-untyped-call]
@@ -33,8 +36,8 @@ class CudaDevice:
                 torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STAGING_BUFFERS)
             )
 
-    def create(self, parent: ParentInfo) -> CudaStorage:
-        return CudaStorage(self, parent)
+    def create(self, parent: ParentInfo) -> Storage:
+        return with_faults(CudaStorage(self, parent), self._faults)
 
     def fence(self) -> None:
         with as_device_error(DeviceFault.LOST, "waiting for the stream"):

@@ -30,6 +30,7 @@ TORCH_AREAS = {
     "bindings.atom",
     "bindings.cpu",
     "bindings.cuda",
+    "bindings.faults",
     "bindings.memory",
     "bindings.model.decoder",
     "bindings.model.generation",

@@ -1,4 +1,4 @@
-// Faults armed from outside, by writing a file: the same file as of the CPU binding (bindings/cpu/faults.py).
+// Faults armed from outside, by writing a file: the same file as of the CPU binding (bindings/faults.py).
 #pragma once
 
 #include <cstdint>
