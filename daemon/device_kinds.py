@@ -61,7 +61,7 @@ def _open_atom(address: DeviceAddress, settings: Settings) -> Binding:
     from rowlock.bindings.atom.binding import AtomBinding  # noqa: PLC0415 - see the module's text
     from rowlock.bindings.atom.sdk import load  # noqa: PLC0415
 
-    return AtomBinding(address, load(), settings.threads)
+    return AtomBinding(address, load(), settings.threads, settings.fault_file)
 
 
 def _probe_atom(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ class Settings:
         options: of transitions, where the caller leaves them open.
         policy: of the planner.
         tls: serve on TCP too.
-        fault_file: test option of the CPU and CUDA bindings.
+        fault_file: test option of the bindings.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
     """

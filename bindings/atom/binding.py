@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -12,6 +13,7 @@ from rowlock.bindings.atom.sdk import DISTRIBUTION, RblnModule, package_version
 from rowlock.bindings.atom.storage import RblnDevice
 from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
@@ -29,12 +31,13 @@ class AtomBinding:
         address: the device.
         rbln: the vendor's module, loaded.
         threads: of one operation of the host's programs.
+        fault_file: test option, see :mod:`rowlock.bindings.faults`.
 
     """
 
-    def __init__(self, address: DeviceAddress, rbln: RblnModule, threads: int) -> None:
+    def __init__(self, address: DeviceAddress, rbln: RblnModule, threads: int, fault_file: Path | None = None) -> None:
         self._threads = HostThreads(threads)
-        device = RblnDevice(rbln, address.logical)
+        device = RblnDevice(rbln, address.logical, FaultFile(fault_file) if fault_file else None)
         self.counters = Counters()
         self.memory = RowMemory(self.counters, device)
         self.facts = DeviceFacts(
@@ -44,7 +47,10 @@ class AtomBinding:
             versions={"torch": torch.__version__, DISTRIBUTION: package_version()},
             readback="unproven",
             execution="host-reference",
-            test_options=(DUMMY,) if rbln.is_dummy_device() else (),
+            test_options=(
+                *([DUMMY] if rbln.is_dummy_device() else []),
+                *([f"fault_file={fault_file}"] if fault_file else []),
+            ),
         )
 
     def leave(self, threads: int) -> None:

@@ -15,6 +15,8 @@ import torch
 from rowlock.bindings.atom.sdk import RblnModule
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.faults import FaultFile, with_faults
+from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
 from rowlock.bindings.vendor_errors import as_device_error
 from rowlock.bindings.weights import host_rows, weight_dtype
@@ -38,9 +40,10 @@ class RblnDevice:
 
     name: Final = "rbln"
 
-    def __init__(self, rbln: RblnModule, logical: int) -> None:
+    def __init__(self, rbln: RblnModule, logical: int, faults: FaultFile | None = None) -> None:
         self.logical = logical
         self._rbln = rbln
+        self._faults = faults
         self._pending: list[_Write] = []
         self._ends: dict[RblnStorage, int] = {}
         with as_device_error(DeviceFault.LOST, "counting what is allocated"):
@@ -50,8 +53,8 @@ class RblnDevice:
     def torch_name(self) -> str:
         return f"rbln:{self.logical}"
 
-    def create(self, parent: ParentInfo) -> RblnStorage:
-        return RblnStorage(self, parent)
+    def create(self, parent: ParentInfo) -> Storage:
+        return with_faults(RblnStorage(self, parent), self._faults)
 
     def gather(self, storage: RblnStorage, first_row: int, source: torch.Tensor) -> None:
         """Keep a write for the next fence. One that overlaps an earlier one waits for no order: it goes after it."""

@@ -57,27 +57,30 @@ ATOM: Final = {"device": "atom:1", "without_hardware": True}
 
 def _open_atom(path: Path) -> Binding:
     standin.loaded()
-    return open_binding(Settings(state=path, socket=path / "unused.sock", **ATOM))
+    return _opener(ATOM)(path)
 
 
-CUDA: Final = {"device": "cuda:0"}
+# Of the card, for the suites that run on one; scripts/on-device.sh sets it.
+NUMBER: Final = os.environ.get("ROWLOCK_TEST_NUMBER", "0")
+CUDA: Final = {"device": f"cuda:{NUMBER}"}
+ATOM_CARD: Final = {"device": f"atom:{NUMBER}"}
 
 
-def _open_cuda(path: Path) -> Binding:
-    return open_binding(Settings(state=path, socket=path / "unused.sock", **CUDA))
+def _opener(settings: Mapping[str, Any]) -> Callable[[Path], Binding]:
+    return lambda path: open_binding(Settings(state=path, socket=path / "unused.sock", **settings))
 
 
 @cache
-def _cuda_absent() -> str:
-    wrong = [f"{item.name}: {item.detail}" for item in probe_device("cuda:0", False) if not item.ok]
-    return "; ".join(wrong)
+def _absent(device: str) -> str:
+    """What `doctor` says is missing of a card."""
+    return "; ".join(f"{item.name}: {item.detail}" for item in probe_device(device, False) if not item.ok)
 
 
 DEVICES: Mapping[str, DeviceUnderTest] = {
     "cpu": DeviceUnderTest(lambda _path: CpuBinding(threads=1)),
     # the same, through the seam at which faults are injected
     "cpu-seam": DeviceUnderTest(lambda path: CpuBinding(threads=1, fault_file=path / "no-fault.json")),
-    "cuda": DeviceUnderTest(_open_cuda, settings=CUDA, bits_of_cpu=False, absent=_cuda_absent),
+    "cuda": DeviceUnderTest(_opener(CUDA), settings=CUDA, bits_of_cpu=False, absent=lambda: _absent(CUDA["device"])),
     # the unmodified torch-rbln over a stand-in for its runtime library: `make test-atom`
     "atom": DeviceUnderTest(
         _open_atom,
@@ -86,6 +89,13 @@ DEVICES: Mapping[str, DeviceUnderTest] = {
         arm=lambda path: standin.loaded().watch_faults(path),
         write_attempts=2,  # in a batch, and then alone
         absent=lambda: "" if standin.wheel() else "torch-rbln is not installed: make env-atom",
+        by_default=False,
+    ),
+    # the vendor's own runtime library, and a card: scripts/on-device.sh
+    "atom-card": DeviceUnderTest(
+        _opener(ATOM_CARD),
+        settings=ATOM_CARD,
+        absent=lambda: _absent(ATOM_CARD["device"]),
         by_default=False,
     ),
 }

@@ -127,3 +127,8 @@ def _run(*command: object) -> str:
     done = subprocess.run([str(item) for item in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(map(str, command))}:\n{done.stderr}"
     return done.stdout
+
+
+if __name__ == "__main__":  # for scripts/on-device.sh: the variables, for a shell to set
+    for name, value in environment(build()).items():
+        print(f"export {name}={value}")
