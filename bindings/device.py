@@ -51,6 +51,9 @@ class Counters:
         native_calls: calls into the device library.
         bytes_written: host to device.
         bytes_read_back: device to host.
+        parses: compiled graphs read into host objects.
+        parse_us: microseconds spent on that.
+        create_us: microseconds spent on putting parsed graphs on the device.
 
     """
 
@@ -61,6 +64,9 @@ class Counters:
     native_calls: int = 0
     bytes_written: int = 0
     bytes_read_back: int = 0
+    parses: int = 0
+    parse_us: int = 0
+    create_us: int = 0
 
     def snapshot(self) -> Counters:
         return replace(self)

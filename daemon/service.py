@@ -141,7 +141,8 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     stores = Stores.under(settings.state, OsFiles())
     stores.clear_unfinished()
     roots = settings.target_roots
-    loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info)
+    artifacts = binding.facts.binding == "atom"
+    loader = TargetLoader(binding.place, Hasher(hashers), stores.cache(), roots, log.info, artifacts)
     planner = Planner(loader, stores, journal, settings.policy)
     return Owner(context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s)
 

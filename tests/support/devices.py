@@ -32,7 +32,8 @@ class DeviceUnderTest:
         open: a fresh binding; the path is a directory for whatever it keeps.
         settings: of a daemon on it.
         environment: further variables of a daemon on it.
-        arm: makes armed faults of this file (see bindings/faults.py) hit it, where it is not the CPU.
+        arm: loads what the device needs, and makes armed faults of this file (see bindings/faults.py) hit it; None
+            where the binding does that itself.
         write_attempts: how often the vendor's library tries a write before it says that it failed.
         bits_of_cpu: it computes with the very bits of the CPU binding.
         absent: why it cannot be had here, or empty.

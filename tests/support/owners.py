@@ -179,8 +179,8 @@ def running_owner(
 ) -> Iterator[OwnerHarness]:
     """An owner that has finished loading, or failing to, on the device of this run."""
     device = device_of_owners()
-    if device.arm is not None and fault_file is not None:
-        device.arm(fault_file)
+    if device.arm is not None:
+        device.arm(fault_file or state / "no-fault.json")
         fault_file = None
     chosen = Settings(
         state=state,

@@ -25,7 +25,7 @@ ALLOWED = {
 # The commands that reach into the daemon, inside their functions.
 EXCEPTIONS = {"cli.serve": {"daemon", "journal", "bindings.device"}, "cli.doctor": {"daemon"}}
 # Vendor packages, each with the one file that may import it.
-VENDOR_PACKAGES = {"furiosa": set(), "torch_rbln": {"bindings.atom.sdk"}, "rebel": set()}
+VENDOR_PACKAGES = {"furiosa": set(), "torch_rbln": {"bindings.atom.sdk"}, "rebel": {"bindings.atom.rebel_sdk"}}
 TORCH_AREAS = {
     "bindings.atom",
     "bindings.cpu",

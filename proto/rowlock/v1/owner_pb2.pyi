@@ -588,6 +588,9 @@ class Counters(_message.Message):
     NATIVE_CALLS_FIELD_NUMBER: _builtins.int
     BYTES_WRITTEN_FIELD_NUMBER: _builtins.int
     BYTES_READ_BACK_FIELD_NUMBER: _builtins.int
+    PARSES_FIELD_NUMBER: _builtins.int
+    PARSE_US_FIELD_NUMBER: _builtins.int
+    CREATE_US_FIELD_NUMBER: _builtins.int
     uploads: _builtins.int
     program_loads: _builtins.int
     compiles: _builtins.int
@@ -595,6 +598,11 @@ class Counters(_message.Message):
     native_calls: _builtins.int
     bytes_written: _builtins.int
     bytes_read_back: _builtins.int
+    parses: _builtins.int
+    """Compiled graphs read into host objects, and microseconds spent on that."""
+    parse_us: _builtins.int
+    create_us: _builtins.int
+    """Microseconds spent on putting parsed graphs on the device."""
     def __init__(
         self,
         *,
@@ -605,10 +613,13 @@ class Counters(_message.Message):
         native_calls: _builtins.int = ...,
         bytes_written: _builtins.int = ...,
         bytes_read_back: _builtins.int = ...,
+        parses: _builtins.int = ...,
+        parse_us: _builtins.int = ...,
+        create_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "native_calls", b"native_calls", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "create_us", b"create_us", "native_calls", b"native_calls", "parse_us", b"parse_us", "parses", b"parses", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
