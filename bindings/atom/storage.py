@@ -22,7 +22,9 @@ from rowlock.bindings.vendor_errors import as_device_error
 from rowlock.bindings.weights import host_rows, weight_dtype
 
 BATCH_RANGES_MAX: Final = 1024
-"""Ranges of one call to the vendor's runtime."""
+"""Runs of rows that are handed to torch-rbln at a time."""
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes from which they are handed over without waiting for more: one call has a deadline."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class RblnDevice:
         self._rbln = rbln
         self._faults = faults
         self._pending: list[_Write] = []
+        self._pending_bytes = 0
         self._ends: dict[RblnStorage, int] = {}
         with as_device_error(DeviceFault.LOST, "counting what is allocated"):
             self._allocated_before = rbln.memory_allocated(logical)
@@ -57,10 +60,12 @@ class RblnDevice:
         return with_faults(RblnStorage(self, parent), self._faults)
 
     def gather(self, storage: RblnStorage, first_row: int, source: torch.Tensor) -> None:
-        """Keep a write for the next fence. One that overlaps an earlier one waits for no order: it goes after it."""
-        if first_row < self._ends.get(storage, 0) or len(self._pending) == BATCH_RANGES_MAX:
+        """Keep a write until the next fence, or until there are enough; what may overlap is never in one call."""
+        full = len(self._pending) == BATCH_RANGES_MAX or self._pending_bytes >= BATCH_BYTES_MAX
+        if full or first_row < self._ends.get(storage, 0):
             self._submit()
         self._pending.append(_Write(storage, first_row, source))
+        self._pending_bytes += source.nbytes
         self._ends[storage] = first_row + len(source)
 
     def forget(self, storage: RblnStorage) -> None:
@@ -88,7 +93,7 @@ class RblnDevice:
 
     def _submit(self) -> None:
         """One call for all that is pending; torch-rbln makes one multi-copy of it."""
-        writes, self._pending = self._pending, []
+        writes, self._pending, self._pending_bytes = self._pending, [], 0
         self._ends.clear()
         if not writes:
             return

@@ -49,6 +49,16 @@ def test_the_wrong_environment_is_refused_with_the_command_that_makes_the_right_
 
 
 @in_environment
+def test_the_cpu_can_be_owned_in_this_environment_too(tmp_path: Path) -> None:
+    """torch would load torch-rbln by itself, and fail for want of its runtime library: that is switched off in time."""
+    found = rowlock(
+        "doctor", "--device", "cpu", "--state", tmp_path / "s", "--json",
+        ROWLOCK_RUNTIME_DIR=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="1", LD_LIBRARY_PATH="",
+    )  # fmt: skip
+    assert (found.code, findings(found)["device"][0]) == (0, True)
+
+
+@in_environment
 def test_no_runtime_library(tmp_path: Path) -> None:
     found = findings(doctor(tmp_path, "--without-hardware", LD_LIBRARY_PATH=""))
     assert found["librbln.so"][0] is False

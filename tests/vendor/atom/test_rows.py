@@ -10,6 +10,7 @@ import pytest
 from support import standin
 from support.devices import DEVICES, device_of_owners
 
+from rowlock.bindings.atom import storage
 from rowlock.bindings.atom.storage import BATCH_RANGES_MAX
 from rowlock.bindings.device import Allocation, Binding, DeviceError, DeviceFault
 from rowlock.bindings.model.layout import ParentInfo
@@ -91,6 +92,15 @@ def test_a_batch_is_bounded_and_order_is_kept(
     out = np.empty(40, np.uint8)
     binding.memory.read_rows(allocation, BATCH_RANGES_MAX, out)
     assert np.array_equal(out, rows(1, seed=9)), "of two writes to a row the later one counts"
+
+
+def test_a_batch_is_bounded_in_bytes(
+    binding: Binding, allocation: Allocation, device: standin.StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "BATCH_BYTES_MAX", 100)
+    for row in range(4):
+        binding.memory.write_rows(allocation, row, rows(1))
+    assert calls(device)[0] == "h2v_multi ranges=3", "the third row reached 100 bytes, the fourth waits"
 
 
 def test_a_readback_is_one_copy_of_exactly_those_bytes(
