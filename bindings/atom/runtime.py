@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import Allocation, Sequence, Step
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.runtime import DecoderRuntime
-from rowlock.bindings.weights import host_rows
+from rowlock.bindings.weights import host_bytes, host_rows
 
 
 class HostCopies:
@@ -25,9 +24,7 @@ class HostCopies:
     def __init__(self, memory: RowMemory, allocations: Mapping[str, Allocation]) -> None:
         self._memory = memory
         self._allocations = allocations
-        self._bytes: dict[str, Bytes] = {
-            name: np.empty(item.parent.nbytes, np.uint8) for name, item in allocations.items()
-        }
+        self._bytes: dict[str, Bytes] = {name: host_bytes(item.parent) for name, item in allocations.items()}
         self._writes_seen: dict[str, int] = {}
 
     @property

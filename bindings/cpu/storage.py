@@ -8,13 +8,10 @@ import numpy as np
 import torch
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.faults import FaultFile, with_faults
 from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
-from rowlock.bindings.weights import host_rows
-
-PAGE_BYTES: Final = 4096
+from rowlock.bindings.weights import host_bytes, host_rows
 
 
 class HostDevice:
@@ -42,19 +39,10 @@ class HostDevice:
 
 
 class HostStorage:
-    """Our own anonymous memory: no mapping of any file.
-
-    Page-aligned, and made by numpy, which asks for huge pages where it is large: programs and
-    readback then miss the TLB less often.
-    """
+    """Our own memory, on the host."""
 
     def __init__(self, parent: ParentInfo) -> None:
-        try:
-            whole = np.empty(parent.nbytes + PAGE_BYTES, np.uint8)
-        except MemoryError as error:
-            raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {parent.nbytes} bytes: {error}") from error
-        start = -whole.ctypes.data % PAGE_BYTES
-        self._bytes: Bytes = whole[start : start + parent.nbytes]
+        self._bytes: Bytes = host_bytes(parent)
         self.tensor = host_rows(parent, self._bytes)
 
     @property
