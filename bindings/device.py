@@ -51,6 +51,9 @@ class Counters:
         native_calls: calls into the device library.
         bytes_written: host to device.
         bytes_read_back: device to host.
+        parses: compiled graphs read into host objects.
+        parse_us: microseconds spent on that.
+        create_us: microseconds spent on putting parsed graphs on the device.
 
     """
 
@@ -61,6 +64,9 @@ class Counters:
     native_calls: int = 0
     bytes_written: int = 0
     bytes_read_back: int = 0
+    parses: int = 0
+    parse_us: int = 0
+    create_us: int = 0
 
     def snapshot(self) -> Counters:
         return replace(self)
@@ -89,7 +95,8 @@ class DeviceFacts:
     """What a binding says of itself.
 
     Attributes:
-        device: e.g. ``cpu``, ``cuda:0``.
+        device: e.g. ``cpu``, ``cuda:1``: by its physical number.
+        logical: what the vendor's library calls it in this process, e.g. ``rbln:0``.
         binding: name of the binding.
         versions: library name -> version.
         readback: what a readback proves: ``storage`` (the bytes that programs read) or ``unproven``.
@@ -99,6 +106,7 @@ class DeviceFacts:
     """
 
     device: str
+    logical: str
     binding: str
     versions: Mapping[str, str]
     readback: str

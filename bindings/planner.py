@@ -89,6 +89,8 @@ def plan_transition(resident: Model | None, target: Model, generation: int, poli
 
 def _model_blockers(resident: Model, target: Model) -> list[Blocker]:
     """Reasons that lie in the shape of the model, the most telling first."""
+    if resident.layout.artifact is not None or target.layout.artifact is not None:
+        return [Blocker("", BlockReason.B1_ONLY_BINDING, "compiled graphs carry their weights: they are loaded whole")]
     old, new = resident.manifest.tensors, target.manifest.tensors
     found = [
         Blocker(name, BlockReason.MISSING, "resident, but not in the target")

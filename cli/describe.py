@@ -19,7 +19,10 @@ def command(client: Client, output: Output) -> None:
         print_json(to_json(answer))
         return
     versions = ", ".join(f"{name} {version}" for name, version in sorted(answer.versions.items()))
-    click.echo(f"rowlock {answer.version}, device {answer.owner.device}, binding {answer.binding} ({versions})")
+    logical = f" (here {answer.logical_device})" if answer.logical_device != answer.owner.device else ""
+    click.echo(
+        f"rowlock {answer.version}, device {answer.owner.device}{logical}, binding {answer.binding} ({versions})"
+    )
     click.echo(f"  execution  {answer.execution}; a readback proves: {answer.readback}")
     for option in answer.test_options:
         click.echo(f"  TEST OPTION {option}")

@@ -15,8 +15,11 @@ from rowlock.cli.render import print_json
 @click.option("--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML configuration.")
 @click.option("--device", help="[default: cpu]")
 @click.option("--state", type=click.Path(path_type=Path, resolve_path=True), help="State directory.")
+@click.option("--without-hardware", is_flag=True, default=None, help="Look for what is needed where there is no card.")
 @output_options
-def command(config: Path | None, device: str | None, state: Path | None, output: Output) -> int:
+def command(
+    config: Path | None, device: str | None, state: Path | None, without_hardware: bool | None, output: Output
+) -> int:
     """Look at what an owner needs on this machine; changes nothing. Needs no daemon."""
     try:
         from rowlock.daemon.config import ConfigError, build_settings, read_config  # noqa: PLC0415
@@ -26,7 +29,8 @@ def command(config: Path | None, device: str | None, state: Path | None, output:
             f"the daemon's packages are not installed: {error}", EXIT_REFUSED, "pip install 'rowlock[daemon]'"
         ) from error
     try:
-        settings = build_settings(read_config(config) if config else {}, {"device": device, "state": state})
+        overrides = {"device": device, "state": state, "without_hardware": without_hardware}
+        settings = build_settings(read_config(config) if config else {}, overrides)
     except ConfigError as error:
         raise ClientError(str(error), 2) from error
     findings = list(examine(settings))

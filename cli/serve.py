@@ -27,6 +27,12 @@ EXIT_USAGE = 2
     type=click.IntRange(min=1),
     help="Threads of one device operation, and of hashing. [default: all cores]",
 )
+@click.option(
+    "--without-hardware",
+    is_flag=True,
+    default=None,
+    help="Where there is no card, the vendor's software in its place will do; `describe` says so.",
+)
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 @click.option("--test-kill-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 def command(
@@ -37,6 +43,7 @@ def command(
     state: Path | None,
     socket: Path | None,
     threads: int | None,
+    without_hardware: bool | None,
     test_fault_file: Path | None,
     test_kill_file: Path | None,
 ) -> None:
@@ -48,7 +55,7 @@ def command(
         # torch is in the 'daemon' extra; the client commands do without.
         from rowlock.bindings.device import DeviceError  # noqa: PLC0415
         from rowlock.daemon.config import ConfigError, build_settings, read_config  # noqa: PLC0415
-        from rowlock.daemon.devices import UnknownDeviceError  # noqa: PLC0415
+        from rowlock.daemon.environments import DeviceRefusedError  # noqa: PLC0415
         from rowlock.daemon.lock import DeviceLockedError  # noqa: PLC0415
         from rowlock.daemon.service import run  # noqa: PLC0415
         from rowlock.journal.journal import JournalError  # noqa: PLC0415
@@ -64,6 +71,7 @@ def command(
         "threads": threads,
         "fault_file": test_fault_file,
         "kill_file": test_kill_file,
+        "without_hardware": without_hardware,
     }
     try:
         settings = build_settings(read_config(config) if config else {}, overrides)
@@ -74,5 +82,5 @@ def command(
         return
     try:
         run(settings)
-    except (DeviceLockedError, JournalError, UnknownDeviceError, DeviceError, OSError) as error:
+    except (DeviceLockedError, JournalError, DeviceRefusedError, DeviceError, OSError) as error:
         raise ClientError(str(error), EXIT_REFUSED) from error

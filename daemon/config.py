@@ -114,10 +114,11 @@ def _choice(*choices: str) -> Callable[[Any], str]:
 
 SCHEMA: Final[dict[str, dict[str, Key]]] = {
     "owner": {
-        "device": Key(_text, "the device to own: `cpu`"),
+        "device": Key(_text, "the device to own, such as `cpu`"),
         "state": Key(_path, "state directory: journal, undo, manifests"),
         "checkpoint": Key(_path, "loaded on a first start; later starts load what was published last"),
         "on_start": Key(_choice("reload", "empty"), "`reload` the last published identity, or come up `empty`"),
+        "without_hardware": Key(_flag, "`true`: where there is no card, the vendor's software in its place will do"),
         "threads": Key(_count, "threads of one device operation, and of hashing"),
         "call_timeout_s": Key(_seconds, "a device call that takes longer quarantines the owner"),
     },
@@ -225,7 +226,8 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
 
     Args:
         values: from :func:`read_config`.
-        overrides: of ``device, state, socket, checkpoint, threads, fault_file, kill_file``; None is unset.
+        overrides: of ``device, state, socket, checkpoint, threads, fault_file, kill_file, without_hardware``;
+            None is unset.
 
     Raises:
         ConfigError: keys that do not go together.
@@ -256,6 +258,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         tls=_tls(values.get("tls")),
         fault_file=given.get("fault_file"),
         kill_file=given.get("kill_file"),
+        without_hardware=given.get("without_hardware", owner.get("without_hardware", False)),
     )
 
 

@@ -7,32 +7,20 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rowlock.bindings.device import DeviceError
-from rowlock.daemon.devices import UnknownDeviceError, open_binding
+from rowlock.bindings.finding import Finding
+from rowlock.daemon.devices import open_binding
+from rowlock.daemon.environments import DeviceRefusedError
 from rowlock.daemon.lock import DeviceLock, DeviceLockedError, refuse_foreign_state, runtime_directory
+from rowlock.daemon.probing import probe_device
 from rowlock.daemon.settings import Settings
 from rowlock.journal.journal import FILE_NAME, Journal, JournalError
 
 PACKAGES = ("torch", "grpcio", "protobuf", "blake3", "sqlite-utils", "tokenizers", "numpy")
 STATE_FREE_MIN = 1024**3
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at.
-
-    Attributes:
-        ok: False keeps an owner from starting or from working well.
-
-    """
-
-    name: str
-    ok: bool
-    detail: str
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -41,7 +29,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding("sqlite", sqlite3.sqlite_version_info >= (3, 37), sqlite3.sqlite_version)
     for package in PACKAGES:
         yield _package(package)
-    yield _device(settings)
+    yield from _device(settings)
     yield _lock(settings)
     yield _state(settings)
     yield _journal(settings)
@@ -57,7 +45,16 @@ def _package(name: str) -> Finding:
         return Finding(name, False, "not installed: pip install 'rowlock[daemon]'")
 
 
-def _device(settings: Settings) -> Finding:
+def _device(settings: Settings) -> Iterator[Finding]:
+    """From the driver up, in a process of its own; opened here only where nothing can abort this one."""
+    try:
+        found = probe_device(settings.device, settings.without_hardware)
+        yield from found or [_opened(settings)]
+    except DeviceRefusedError as error:
+        yield Finding("device", False, str(error))
+
+
+def _opened(settings: Settings) -> Finding:
     try:
         binding = open_binding(settings)
         try:
@@ -66,7 +63,7 @@ def _device(settings: Settings) -> Finding:
             return Finding("device", True, f"{facts.device}: {facts.execution}, readback proves {facts.readback}")
         finally:
             binding.close()
-    except (UnknownDeviceError, DeviceError) as error:
+    except DeviceError as error:
         return Finding("device", False, str(error))
 
 

@@ -1,6 +1,6 @@
 """The daemon process: wiring, start and stop.
 
-Start: log, signals, lock, journal, binding, probe, socket, health; then recovery and load
+Start: log, signals, lock, a look for the device, journal, binding, probe, socket, health; then recovery and load
 on the owner thread. READY is said when a model is resident, or it is known that none will
 be. Stop: not serving, transition cancelled before its first write or else finished, device
 closed. A quarantined device is not closed: the process ends with everything as it is.
@@ -21,7 +21,7 @@ import structlog
 from rowlock.bindings.checkpoint.hashing import Hasher
 from rowlock.bindings.device import Binding
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
-from rowlock.daemon.devices import open_binding
+from rowlock.daemon.devices import open_binding, parse_device
 from rowlock.daemon.kill_file import KillFile
 from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
@@ -34,6 +34,7 @@ from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.daemon.pacing import PacedExecutor
+from rowlock.daemon.probing import refuse_absent
 from rowlock.daemon.settings import Settings
 from rowlock.journal.files import Files
 from rowlock.journal.journal import Journal
@@ -55,7 +56,7 @@ def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT.
 
     Raises:
-        DeviceLockedError, JournalError, UnknownDeviceError, DeviceError, OSError: it could not start.
+        DeviceLockedError, JournalError, DeviceRefusedError, DeviceError, OSError: it could not start.
 
     """
     configure_logs()
@@ -70,8 +71,10 @@ async def _run(settings: Settings) -> None:
     log, stop = structlog.get_logger(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    parse_device(settings.device)
     with ExitStack() as closing:
         closing.callback(DeviceLock(settings.device).release)
+        refuse_absent(settings.device, settings.without_hardware)
         clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)
         planners = _pool(closing, ThreadPoolExecutor(PLANNERS, "rowlock-planner"))
@@ -129,6 +132,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     binding = open_binding(settings)
     closing.callback(binding.close)
     binding.memory.probe()
+    log.info("daemon.device", device=binding.facts.device, logical=binding.facts.logical)
     test_options = (f"kill_file={settings.kill_file}",) if settings.kill_file else ()
     if binding.facts.test_options or test_options:
         log.warning("daemon.test_options", options=(*binding.facts.test_options, *test_options))
@@ -155,7 +159,9 @@ def assemble(
     """An owner of given parts."""
     stores = Stores.under(settings.state, files, settings.retention)
     stores.clear_unfinished()
-    loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), settings.target_roots, context.log)
+    roots = settings.target_roots
+    artifacts = binding.facts.binding == "atom"
+    loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), roots, context.log, artifacts)
     planner = Planner(loader, stores, journal, settings.policy)
     return Owner(
         context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s, settings.upkeep

@@ -38,7 +38,7 @@ class Settings:
     """Configuration of one owner.
 
     Attributes:
-        device: e.g. ``cpu``.
+        device: e.g. ``cpu``, ``atom:1``.
         state: directory of the journal and what belongs to it.
         socket: unix socket of the gRPC API.
         socket_mode: its file mode.
@@ -55,6 +55,8 @@ class Settings:
         tls: serve on TCP too.
         fault_file: test option of the CPU binding.
         kill_file: test option: die at a named point.
+        fault_file: test option of the bindings.
+        without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
     """
 
@@ -75,3 +77,4 @@ class Settings:
     tls: TlsSettings | None = None
     fault_file: Path | None = None
     kill_file: Path | None = None
+    without_hardware: bool = False

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from support.checkpoints import write_tiny
+from support.devices import CHOSEN_VARIABLE, DEVICES, devices_of_run
 from support.owners import OwnerHarness, running_owner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,6 +15,31 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("rowlock", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("rowlock")
 MODEL = ROOT / ".cache" / "smollm2-135m"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", help="run the device suites on this device only; see tests/support/devices.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Owners of the run are on the chosen device."""
+    chosen = config.getoption("--device")
+    if chosen:
+        os.environ[CHOSEN_VARIABLE] = chosen
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The device suites run once per device; a device that is not here is skipped, with the reason."""
+    if "device_under_test" not in metafunc.fixturenames:
+        return
+    chosen = metafunc.config.getoption("--device")
+    parameters = []
+    for name in devices_of_run(chosen):
+        absent = DEVICES[name].absent()
+        assert not (absent and chosen), f"--device {chosen}: {absent}"
+        marks = [pytest.mark.skip(reason=f"{name}: {absent}")] if absent else []
+        parameters.append(pytest.param(name, marks=marks))
+    metafunc.parametrize("device_under_test", parameters)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

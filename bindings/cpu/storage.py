@@ -1,52 +1,53 @@
-"""The bytes of one CPU allocation, and the seam at which faults are injected."""
+"""Host memory as a device's storage."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.cpu.faults import Effect, FaultFile, Operation
-from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.faults import FaultFile, with_faults
+from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
-
-PAGE_BYTES: Final = 4096
-DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+from rowlock.bindings.weights import host_bytes, host_rows
 
 
-class Storage(Protocol):
-    """Bytes that a program reads. Offsets in bytes."""
+class HostDevice:
+    """Host memory, of which nothing has to be waited for: every copy has finished when it returns.
 
-    @property
-    def tensor(self) -> torch.Tensor:
-        """``[rows, columns]`` over the very bytes that write changes."""
-        ...
+    See :class:`rowlock.bindings.memory.StorageDevice`.
+    """
 
-    def write(self, offset: int, data: Bytes) -> None: ...
+    name: Final = "cpu"
 
-    def read(self, offset: int, out: Bytes) -> None: ...
+    def __init__(self, faults: FaultFile | None = None) -> None:
+        self._faults = faults
 
-    def release(self) -> None: ...
+    def create(self, parent: ParentInfo) -> Storage:
+        return with_faults(HostStorage(parent), self._faults)
+
+    def fence(self) -> None:
+        """Nothing to wait for."""
+
+    def emptied(self) -> None:
+        """Nothing is counted anywhere else."""
+
+    def probe(self) -> None:
+        """Host memory always answers."""
 
 
 class HostStorage:
-    """Our own anonymous memory: no mapping of any file.
-
-    Page-aligned, and made by numpy, which asks for huge pages where it is large: programs and
-    readback then miss the TLB less often.
-    """
+    """Our own memory, on the host."""
 
     def __init__(self, parent: ParentInfo) -> None:
-        dtype = DTYPES[parent.dtype]
-        try:
-            whole = np.empty(parent.nbytes + PAGE_BYTES, np.uint8)
-        except MemoryError as error:
-            raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {parent.nbytes} bytes: {error}") from error
-        start = -whole.ctypes.data % PAGE_BYTES
-        self._bytes: Bytes = whole[start : start + parent.nbytes]
-        self.tensor = torch.from_numpy(self._bytes).view(dtype).view(parent.rows, -1)
+        self._bytes: Bytes = host_bytes(parent)
+        self.tensor = host_rows(parent, self._bytes)
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
 
     def write(self, offset: int, data: Bytes) -> None:
         np.copyto(self._bytes[offset : offset + data.nbytes], data)
@@ -57,47 +58,3 @@ class HostStorage:
     def release(self) -> None:
         self._bytes = np.empty(0, np.uint8)
         self.tensor = torch.empty(0)
-
-
-class FaultyStorage:
-    """A storage that a fault file can make lie or fail. It stores bytes like the real one."""
-
-    def __init__(self, inner: Storage, faults: FaultFile) -> None:
-        self._inner = inner
-        self._faults = faults
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        return self._inner.tensor
-
-    def write(self, offset: int, data: Bytes) -> None:
-        fault = self._faults.take(Operation.WRITE)
-        if fault is None:
-            self._inner.write(offset, data)
-        elif fault.effect is Effect.FLIP:
-            self._inner.write(offset, _flipped(data, fault.bit))
-        else:
-            self._inner.write(offset, data[: data.nbytes // 2])
-            if fault.effect is Effect.ERROR:
-                raise DeviceError(DeviceFault.LOST, "injected: write failed")
-
-    def read(self, offset: int, out: Bytes) -> None:
-        fault = self._faults.take(Operation.READ)
-        if fault is not None and fault.effect is Effect.ERROR:
-            raise DeviceError(DeviceFault.LOST, "injected: read failed")
-        self._inner.read(offset, out)
-        if fault is not None:
-            out[...] = _flipped(out, fault.bit)
-            if fault.effect is Effect.ROT:
-                self._inner.write(offset, out)
-
-    def release(self) -> None:
-        if self._faults.take(Operation.RELEASE) is not None:
-            raise DeviceError(DeviceFault.LOST, "injected: release failed")
-        self._inner.release()
-
-
-def _flipped(data: Bytes, bit: int) -> Bytes:
-    wrong = data.copy()
-    wrong[bit // 8 % wrong.nbytes] ^= np.uint8(1 << bit % 8)
-    return wrong

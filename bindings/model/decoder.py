@@ -53,15 +53,20 @@ class Decoder:
         self._weights = weights
         self._linear = linear
         self._head = weights["embed" if config.tied else "head"]
-        self._frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._frequencies = frequencies.to(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
         return self._head.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self._head.device
+
     def new_cache(self, capacity: int) -> KeysValues:
         config = self.config
-        return KeysValues(config.layers, config.kv_heads, config.head_dim, capacity, self.dtype)
+        return KeysValues(config.layers, config.kv_heads, config.head_dim, capacity, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], last_only: bool = True) -> torch.Tensor:
@@ -73,7 +78,7 @@ class Decoder:
 
         """
         config, weights = self.config, self._weights
-        hidden = F.embedding(torch.cat([span.tokens for span in spans]), weights["embed"])
+        hidden = F.embedding(torch.cat([span.tokens for span in spans]).to(self.device), weights["embed"])
         rotation = self.rotation(spans)
         for layer in range(config.layers):
             normed = _rms_norm(hidden, weights[f"{layer}.input_norm"], config.norm_eps)
@@ -109,7 +114,7 @@ class Decoder:
         """Cosines and sines ``[T, 1, head_dim]`` of each token's position."""
         positions = torch.cat(
             [torch.arange(span.cache.length, span.cache.length + len(span.tokens)) for span in spans]
-        ).float()
+        ).to(self.device, torch.float32)
         angles = torch.outer(positions, self._frequencies)
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
@@ -128,7 +133,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tor
 
     """
     count, positions = len(query), keys.shape[1]
-    mask = _causal_mask(positions - count, count)
+    mask = _causal_mask(positions - count, count, query.device)
     attended: torch.Tensor = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         keys[None],
@@ -173,8 +178,8 @@ def _rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -
     return states * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-def _causal_mask(past: int, count: int) -> torch.Tensor | None:
+def _causal_mask(past: int, count: int, device: torch.device) -> torch.Tensor | None:
     """``[count, past + count]``, True where a token may look; None where no mask tensor is needed."""
     if past == 0 or count == 1:
         return None
-    return torch.ones(count, past + count, dtype=torch.bool).tril(diagonal=past)
+    return torch.ones(count, past + count, dtype=torch.bool, device=device).tril(diagonal=past)

@@ -92,7 +92,7 @@ class Stepper:
         chosen = self.choose(sequences)
         alone = all(sequence.in_prompt for sequence in sequences)
         spans = [sequence.take(PROMPT_CHUNK if alone else shared_chunk) for sequence in chosen]
-        logits = self._forward(spans)
+        logits = self._forward(spans).cpu()  # tokens are chosen on the host
         steps = {id(sequence): sequence.accept(row) for sequence, row in zip(chosen, logits, strict=True)}
         return [steps.get(id(sequence)) for sequence in sequences]
 

@@ -17,9 +17,11 @@ class KeysValues:
 
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         try:
-            self.states = torch.empty(layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
+            self.states = torch.empty(layers, 2, kv_heads, capacity, head_dim, dtype=dtype, device=device)
         except RuntimeError as error:
             raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"K/V of {capacity} tokens: {error}") from error
         self.capacity = capacity

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from rowlock.bindings.checkpoint.artifacts import Artifact
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.tensors import TensorInfo
@@ -77,10 +78,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """All parents of a model, and the placement of each tensor, by name."""
+    """All parents of a model, and the placement of each tensor, by name.
+
+    Attributes:
+        artifact: compiled graphs that carry the weights; then there are neither parents nor placements.
+
+    """
 
     parents: Mapping[str, ParentInfo]
     placements: Mapping[str, Placement]
+    artifact: Artifact | None = None
 
     @property
     def nbytes(self) -> int:

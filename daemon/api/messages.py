@@ -61,6 +61,7 @@ def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
         versions=dict(view.facts.versions),
         readback=view.facts.readback,
         execution=view.facts.execution,
+        logical_device=view.facts.logical,
         test_options=view.facts.test_options,
         counters=counters_message(vars(view.counters)),
         scrubbed=timestamp(view.scrubbed) if view.scrubbed else None,

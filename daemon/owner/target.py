@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from rowlock.bindings.checkpoint.artifacts import ArtifactDirectory
 from rowlock.bindings.checkpoint.cache import ManifestCache
 from rowlock.bindings.checkpoint.config import program_digest, tied_aliases
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -16,6 +17,7 @@ from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.checkpoint.manifest import Manifest
 from rowlock.bindings.checkpoint.stamps import FileStamp
 from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.device import DeviceError
 from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.layout import Layout, layout_of
 from rowlock.bindings.plan import Model
@@ -72,6 +74,7 @@ class TargetLoader:
         cache: manifests made before.
         roots: if not empty, targets must really lie below one of them.
         log: told when a manifest could not be cached.
+        artifacts: the device runs compiled graphs.
 
     """
 
@@ -80,6 +83,7 @@ class TargetLoader:
     cache: ManifestCache
     roots: tuple[Path, ...] = ()
     log: Callable[..., None] = lambda *_args, **_fields: None
+    artifacts: bool = False
 
     def open(self, directory: Path, progress: Progress = no_progress, known: Text | None = None) -> Target:
         """Parse, check and digest a checkpoint. The caller closes the target.
@@ -95,6 +99,9 @@ class TargetLoader:
 
         """
         try:
+            graphs = ArtifactDirectory.find(directory, self.roots)
+            if graphs is not None:
+                return self._understand_graphs(graphs, known)
             checkpoint = Checkpoint.open(directory, self.roots)
             try:
                 return self._understand(checkpoint, progress, known)
@@ -103,6 +110,8 @@ class TargetLoader:
                 raise
         except CheckpointError as error:
             raise refusal(error) from error
+        except DeviceError as error:
+            raise OwnerError(Reason.TARGET_INVALID, f"{directory}: {error}") from error
         except OwnerError:
             raise
         except Exception as error:
@@ -112,9 +121,7 @@ class TargetLoader:
     def _understand(self, checkpoint: Checkpoint, progress: Progress, known: Text | None) -> Target:
         config = parse_config(checkpoint.directory, checkpoint.config)
         layout = self.place(layout_of(checkpoint, config))
-        text = known
-        if text is None or text.digest != checkpoint.assets.digest or text.config != checkpoint.config:
-            text = Text(checkpoint.directory, checkpoint.assets, checkpoint.config)
+        text = _text(checkpoint, known)
         manifest = self.cache.find(checkpoint)
         if manifest is None:
             manifest = self.hasher.manifest(checkpoint, tied_aliases(checkpoint.config), progress)
@@ -124,11 +131,35 @@ class TargetLoader:
         model = Model(identity, manifest, layout, str(checkpoint.directory))
         return Target(model, config, text, checkpoint, checkpoint.stamps)
 
+    def _understand_graphs(self, found: ArtifactDirectory, known: Text | None) -> Target:
+        """Compiled graphs: no tensors of their own; the program digest covers every byte of them."""
+        try:
+            if not self.artifacts:
+                raise OwnerError(
+                    Reason.TARGET_INVALID, f"{found.directory}: holds graphs compiled for ATOM, not for this device"
+                )
+            config = parse_config(found.directory, found.config)
+            config = replace(config, context=min(config.context, found.artifact.context))
+            layout = self.place(Layout({}, {}, found.artifact))
+            manifest = Manifest.of(())
+            identity = Identity(found.artifact.program(found.config), found.assets.digest, manifest.root)
+            model = Model(identity, manifest, layout, str(found.directory))
+            return Target(model, config, _text(found, known), found, found.stamps)
+        except BaseException:
+            found.close()
+            raise
+
     def _keep(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
         try:
             self.cache.store(checkpoint, manifest)
         except OSError as error:  # it only saves time
             self.log("manifest.not_cached", directory=str(checkpoint.directory), error=str(error))
+
+
+def _text(source: Checkpoint | ArtifactDirectory, known: Text | None) -> Text:
+    if known is not None and known.digest == source.assets.digest and known.config == source.config:
+        return known
+    return Text(source.directory, source.assets, source.config)
 
 
 _REASONS = {

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.devices import DEVICES
 
-from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Allocation, Binding, DeviceError, DeviceFault
 from rowlock.bindings.model.layout import ParentInfo
 
-FACTORIES: dict[str, Callable[[Path], Binding]] = {
-    "cpu": lambda _path: CpuBinding(threads=1),
-    # the same, through the seam at which faults are injected
-    "cpu-seam": lambda path: CpuBinding(threads=1, fault_file=path / "no-fault.json"),
-}
 PARENT = ParentInfo("p", "BF16", 50, 40)
 
 
-@pytest.fixture(params=FACTORIES)
-def binding(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Binding]:
-    opened = FACTORIES[request.param](tmp_path)
+@pytest.fixture
+def binding(device_under_test: str, tmp_path: Path) -> Iterator[Binding]:
+    opened = DEVICES[device_under_test].open(tmp_path)
     yield opened
     opened.close()
 

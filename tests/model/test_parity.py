@@ -17,11 +17,12 @@ from support.checkpoints import write_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
-from rowlock.bindings.cpu.binding import CpuBinding, CpuRuntime
+from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Span
 from rowlock.bindings.model.layout import layout_of
+from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.daemon.owner.text import Text
 
 LOGIT_BOUND = 0.25
@@ -39,7 +40,7 @@ PROMPTS = (
 )
 
 
-def load(directory: Path, threads: int = 2) -> CpuRuntime:
+def load(directory: Path, threads: int = 2) -> DecoderRuntime:
     binding = CpuBinding(threads)
     with Checkpoint.open(directory) as checkpoint:
         config = parse_config(directory, checkpoint.config)
@@ -52,14 +53,14 @@ def load(directory: Path, threads: int = 2) -> CpuRuntime:
     return runtime
 
 
-def logits(runtime: CpuRuntime, tokens: list[int]) -> torch.Tensor:
+def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     """``[T, vocab]``."""
     decoder = runtime._decoder
     assert decoder is not None
     return decoder.forward([Span(torch.tensor(tokens), decoder.new_cache(len(tokens)))], last_only=False)
 
 
-def greedy(runtime: CpuRuntime, tokens: list[int], count: int) -> list[int]:
+def greedy(runtime: DecoderRuntime, tokens: list[int], count: int) -> list[int]:
     sequence = runtime.open_sequence(tuple(tokens), Sampling(), len(tokens) + count)
     found: list[int] = []
     while len(found) < count:
@@ -84,14 +85,14 @@ def reference_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def real(real_model: Path) -> tuple[CpuRuntime, Any, Text]:
+def real(real_model: Path) -> tuple[DecoderRuntime, Any, Text]:
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.bfloat16)
     with Checkpoint.open(real_model) as checkpoint:
         text = Text(real_model, checkpoint.assets, checkpoint.config)
     return load(real_model), model, text
 
 
-def test_tokens_are_those_of_transformers(real_model: Path, real: tuple[CpuRuntime, Any, Text]) -> None:
+def test_tokens_are_those_of_transformers(real_model: Path, real: tuple[DecoderRuntime, Any, Text]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(real_model)
     for prompt in (*PROMPTS, "\u00fcber 1234 caf\u00e9\t\n  x", "\U0001f600 ok"):
         assert list(real[2].encode(prompt)) == tokenizer(prompt).input_ids
@@ -101,7 +102,7 @@ def test_tokens_are_those_of_transformers(real_model: Path, real: tuple[CpuRunti
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[CpuRuntime, Any, Text], prompt: str) -> None:
+def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[DecoderRuntime, Any, Text], prompt: str) -> None:
     runtime, model, text = real
     tokens = list(text.encode(prompt))
     ours, theirs = logits(runtime, tokens).float(), reference_logits(model, tokens).float()
@@ -112,7 +113,7 @@ def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[CpuRuntime, Any,
     assert greedy(runtime, tokens, 64) == reference_greedy(model, tokens, 64)
 
 
-def test_a_prompt_longer_than_a_chunk_on_the_real_model(real: tuple[CpuRuntime, Any, Text]) -> None:
+def test_a_prompt_longer_than_a_chunk_on_the_real_model(real: tuple[DecoderRuntime, Any, Text]) -> None:
     runtime, model, text = real
     tokens = list(text.encode("The Eiffel Tower is a wrought-iron lattice tower in Paris, France. " * 50))[:700]
     assert len(tokens) == 700
@@ -151,6 +152,6 @@ def test_every_option_of_the_family_in_float32(tmp_path: Path, config: dict[str,
     assert greedy(runtime, tokens[:20], 64) == reference_greedy(model, tokens[:20], 64)
 
 
-def test_loading_twice_gives_the_same_bits(real_model: Path, real: tuple[CpuRuntime, Any, Text]) -> None:
+def test_loading_twice_gives_the_same_bits(real_model: Path, real: tuple[DecoderRuntime, Any, Text]) -> None:
     tokens = list(real[2].encode(PROMPTS[0]))
     assert torch.equal(logits(load(real_model), tokens).view(torch.int16), logits(real[0], tokens).view(torch.int16))

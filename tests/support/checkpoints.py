@@ -116,3 +116,26 @@ EMBED = "model.embed_tokens.weight"
 Q0 = "model.layers.0.self_attn.q_proj.weight"
 K0 = "model.layers.0.self_attn.k_proj.weight"
 NORM = "model.norm.weight"
+
+
+def write_artifact(
+    directory: Path, weights: bytes = b"weights", config: dict[str, Any] | None = None, **settings: Any
+) -> Path:
+    """A directory of graphs compiled for ATOM, for the double of rebel-compiler: any bytes are weights."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({**TINY, **(config or {})}))
+    write_tokenizer(directory)
+    full = {
+        "batch_size": 1,
+        "kvcache_block_size": 16,
+        "kvcache_num_blocks": 4,
+        "logits_to_keep": 1,
+        "max_seq_len": 64,
+        "prefill_chunk_size": 4,
+        "use_attention_mask": False,
+        **settings,
+    }
+    (directory / "rbln_config.json").write_text(json.dumps(full))
+    for name in ("prefill", "decoder_batch_1"):
+        (directory / f"{name}.rbln").write_bytes(name.encode() + b"\n" + weights)
+    return directory

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.plan import Require
@@ -22,6 +24,7 @@ from rowlock.daemon.owner.requests import GenerationRequest, Lease
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.service import build_owner
 from rowlock.daemon.settings import Settings
+from support.devices import device_of_owners
 
 WAIT_S = 60
 
@@ -153,6 +156,17 @@ class OwnerHarness:
         assert resident is not None
         return resident.model.identity
 
+    def stray_write(self, parent: str, row: int) -> None:
+        """Change one row of the device behind the owner's back."""
+        resident = self.owner.view.resident
+        assert resident is not None
+        allocation, memory = resident.runtime.allocations[parent], self.core.binding.memory._inner
+        data = np.empty(allocation.parent.row_bytes, np.uint8)
+        memory.read_rows(allocation, row, data)
+        data[0] ^= 1
+        memory.write_rows(allocation, row, data)
+        memory.fence()
+
     @property
     def core(self) -> Any:
         """The owner's inside: for planting trouble, never for checking outcomes."""
@@ -163,8 +177,20 @@ class OwnerHarness:
 def running_owner(
     state: Path, checkpoint: Path | None, fault_file: Path | None = None, **settings: Any
 ) -> Iterator[OwnerHarness]:
-    """An owner that has finished loading, or failing to."""
-    chosen = Settings("cpu", state, state / "unused.sock", checkpoint, threads=2, fault_file=fault_file, **settings)
+    """An owner that has finished loading, or failing to, on the device of this run."""
+    device = device_of_owners()
+    if device.arm is not None:
+        device.arm(fault_file or state / "no-fault.json")
+        fault_file = None
+    chosen = Settings(
+        state=state,
+        socket=state / "unused.sock",
+        checkpoint=checkpoint,
+        threads=2,
+        fault_file=fault_file,
+        **device.settings,
+        **settings,
+    )
     with ExitStack() as closing:
         owner = build_owner(chosen, closing, NullLog())
         started = owner.start(Startup(checkpoint, chosen.reload))

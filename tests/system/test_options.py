@@ -81,9 +81,7 @@ def test_groups_leaves_a_neighbour_unread_and_a_scrub_finds_it(tmp_path: Path) -
 
 
 def test_all_finds_what_lies_outside_the_touched_parents(owner: OwnerHarness, target: Path) -> None:
-    resident = owner.owner.view.resident
-    assert resident is not None
-    owner.core.binding.memory._inner.tensor(resident.runtime.allocations["norm"])[0, 0] += 1
+    owner.stray_write("norm", 0)
     assert owner.transition(target, verify=Verify.PARENTS).state == "PUBLISHED"
     record = owner.rollback(verify=Verify.ALL)
     assert (record.state, record.reason) == ("UNLOADED", "VERIFY_MISMATCH"), "the old bytes are not all there either"

@@ -132,9 +132,7 @@ def test_a_push_of_rows_as_they_are_is_a_noop(owner: OwnerHarness, tiny: Path) -
 
 
 def test_a_push_over_drifted_rows_is_refused(owner: OwnerHarness, trained: Path) -> None:
-    resident = owner.owner.view.resident
-    assert resident is not None
-    owner.core.binding.memory._inner.tensor(resident.runtime.allocations["embed"])[9, 0] += 1
+    owner.stray_write("embed", 9)
     with pytest.raises(OwnerError) as caught:
         owner.push({EMBED: rows_of(trained, EMBED, [4])})
     assert caught.value.reason is Reason.DRIFT

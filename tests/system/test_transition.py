@@ -21,6 +21,7 @@ from support.checkpoints import (
     write_tiny,
     write_weights,
 )
+from support.devices import device_of_owners
 from support.owners import OwnerHarness, running_owner
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -183,7 +184,8 @@ def test_a_refused_b2_is_never_a_reload(owner: OwnerHarness, tmp_path: Path) -> 
 @pytest.mark.parametrize("effect", ["flip", "torn", "error"])
 def test_a_bad_write_is_undone(owner: OwnerHarness, target: Path, fault_file: Path, effect: str) -> None:
     before, answer, identity = resident_bytes(owner), owner.tokens(), owner.identity
-    arm(fault_file, operation="write", effect=effect)
+    count = device_of_owners().write_attempts if effect == "error" else 1
+    arm(fault_file, operation="write", effect=effect, count=count)
     record = owner.transition(target)
     assert record.state == "ROLLED_BACK"
     assert record.reason == ("DEVICE_FAILED" if effect == "error" else "VERIFY_MISMATCH")
@@ -292,10 +294,7 @@ def test_a_reload_is_refused_when_the_old_identity_could_not_be_rebuilt(
 
 
 def test_drift_is_refused_and_named(owner: OwnerHarness, target: Path) -> None:
-    resident = owner.owner.view.resident
-    assert resident is not None
-    allocation = resident.runtime.allocations["embed"]
-    storage_of(owner).tensor(allocation)[77, 3] += 1
+    owner.stray_write("embed", 77)
     record = owner.transition(target)
     assert (record.state, record.reason) == ("FAILED", "DRIFT")
     assert EMBED in record.message

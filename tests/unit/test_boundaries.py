@@ -26,8 +26,20 @@ ALLOWED = {
 # The commands that reach into the daemon, inside their functions.
 EXCEPTIONS = {"cli.serve": {"daemon", "journal", "bindings.device"}, "cli.doctor": {"daemon"}}
 # Vendor packages, each with the one file that may import it.
-VENDOR_PACKAGES = {"furiosa": set(), "torch_rbln": set(), "rebel": set()}
-TORCH_AREAS = {"bindings.cpu", "bindings.model.decoder", "bindings.model.generation", "bindings.model.keys_values"}
+VENDOR_PACKAGES = {"furiosa": set(), "torch_rbln": {"bindings.atom.sdk"}, "rebel": {"bindings.atom.rebel_sdk"}}
+TORCH_AREAS = {
+    "bindings.atom",
+    "bindings.cpu",
+    "bindings.cuda",
+    "bindings.faults",
+    "bindings.memory",
+    "bindings.model.decoder",
+    "bindings.model.generation",
+    "bindings.model.keys_values",
+    "bindings.model.runtime",
+    "bindings.vendor_errors",
+    "bindings.weights",
+}
 
 
 def modules() -> dict[str, Path]:

@@ -466,15 +466,20 @@ class DescribeResponse(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     SCRUBBED_FIELD_NUMBER: _builtins.int
+    LOGICAL_DEVICE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     binding: _builtins.str
     readback: _builtins.str
     """What a readback on this device proves."""
     execution: _builtins.str
-    """How programs run: "native" on the device."""
+    """How programs run: "native" on the device, "reference" by the vendor's own evaluator on the host,
+    "host-reference" by our programs on the host over bytes read back.
+    """
     resident_bytes: _builtins.int
     context_tokens: _builtins.int
     architecture: _builtins.str
+    logical_device: _builtins.str
+    """What the vendor's library calls the device in this process, e.g. "rbln:0" for atom:3."""
     @_builtins.property
     def owner(self) -> Global___Owner: ...
     @_builtins.property
@@ -507,10 +512,11 @@ class DescribeResponse(_message.Message):
         context_tokens: _builtins.int = ...,
         architecture: _builtins.str = ...,
         scrubbed: _timestamp_pb2.Timestamp | None = ...,
+        logical_device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "owner", b"owner", "scrubbed", b"scrubbed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "logical_device", b"logical_device", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,6 +604,9 @@ class Counters(_message.Message):
     NATIVE_CALLS_FIELD_NUMBER: _builtins.int
     BYTES_WRITTEN_FIELD_NUMBER: _builtins.int
     BYTES_READ_BACK_FIELD_NUMBER: _builtins.int
+    PARSES_FIELD_NUMBER: _builtins.int
+    PARSE_US_FIELD_NUMBER: _builtins.int
+    CREATE_US_FIELD_NUMBER: _builtins.int
     uploads: _builtins.int
     program_loads: _builtins.int
     compiles: _builtins.int
@@ -605,6 +614,11 @@ class Counters(_message.Message):
     native_calls: _builtins.int
     bytes_written: _builtins.int
     bytes_read_back: _builtins.int
+    parses: _builtins.int
+    """Compiled graphs read into host objects, and microseconds spent on that."""
+    parse_us: _builtins.int
+    create_us: _builtins.int
+    """Microseconds spent on putting parsed graphs on the device."""
     def __init__(
         self,
         *,
@@ -615,10 +629,13 @@ class Counters(_message.Message):
         native_calls: _builtins.int = ...,
         bytes_written: _builtins.int = ...,
         bytes_read_back: _builtins.int = ...,
+        parses: _builtins.int = ...,
+        parse_us: _builtins.int = ...,
+        create_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "native_calls", b"native_calls", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "create_us", b"create_us", "native_calls", b"native_calls", "parse_us", b"parse_us", "parses", b"parses", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

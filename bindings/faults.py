@@ -1,4 +1,4 @@
-"""Faults injected into the CPU binding's storage, below ``DeviceMemory``.
+"""Faults injected into a binding's storage, below ``DeviceMemory``.
 
 A test option: a daemon started with a fault file looks at it on every storage
 operation. While the file does not exist nothing happens. Its content is JSON::
@@ -16,6 +16,13 @@ import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+
+import numpy as np
+import torch
+
+from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.memory import Storage
 
 
 class Operation(StrEnum):
@@ -76,3 +83,56 @@ class FaultFile:
         except FileNotFoundError:
             return None
         return Fault(**{**fields, "operation": Operation(fields["operation"]), "effect": Effect(fields["effect"])})
+
+
+def with_faults(storage: Storage, faults: FaultFile | None) -> Storage:
+    """The storage itself, or behind the seam where there is a fault file."""
+    return FaultyStorage(storage, faults) if faults else storage
+
+
+class FaultyStorage:
+    """A storage that a fault file can make lie or fail. It stores bytes like the real one."""
+
+    def __init__(self, inner: Storage, faults: FaultFile) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self._inner.tensor
+
+    @property
+    def address(self) -> int:
+        return self._inner.address
+
+    def write(self, offset: int, data: Bytes) -> None:
+        fault = self._faults.take(Operation.WRITE)
+        if fault is None:
+            self._inner.write(offset, data)
+        elif fault.effect is Effect.FLIP:
+            self._inner.write(offset, _flipped(data, fault.bit))
+        else:
+            self._inner.write(offset, data[: data.nbytes // 2])
+            if fault.effect is Effect.ERROR:
+                raise DeviceError(DeviceFault.LOST, "injected: write failed")
+
+    def read(self, offset: int, out: Bytes) -> None:
+        fault = self._faults.take(Operation.READ)
+        if fault is not None and fault.effect is Effect.ERROR:
+            raise DeviceError(DeviceFault.LOST, "injected: read failed")
+        self._inner.read(offset, out)
+        if fault is not None:
+            out[...] = _flipped(out, fault.bit)
+            if fault.effect is Effect.ROT:
+                self._inner.write(offset, out)
+
+    def release(self) -> None:
+        if self._faults.take(Operation.RELEASE) is not None:
+            raise DeviceError(DeviceFault.LOST, "injected: release failed")
+        self._inner.release()
+
+
+def _flipped(data: Bytes, bit: int) -> Bytes:
+    wrong = data.copy()
+    wrong[bit // 8 % wrong.nbytes] ^= np.uint8(1 << bit % 8)
+    return wrong

@@ -1,0 +1,1 @@
+"""The ATOM binding: rows on torch-rbln device tensors."""

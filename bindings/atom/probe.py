@@ -1,0 +1,73 @@
+"""Looking for an ATOM device, from the driver up. Run in a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from rowlock.bindings.address import DeviceAddress
+from rowlock.bindings.atom.binding import AtomBinding
+from rowlock.bindings.atom.sdk import RblnModule, load, package_version
+from rowlock.bindings.device import DeviceError
+from rowlock.bindings.finding import Finding
+
+NODES = Path("/dev")
+SYSFS = Path("/sys/class/rebellions")
+
+
+def probe(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
+    """What there is of a device: node, vendor's tool, packages, runtime library, the device itself.
+
+    Args:
+        address: of the device.
+        without_hardware: a dummy device will do.
+
+    """
+    node = NODES / f"rbln{address.physical}"
+    there = node.exists() and (SYSFS / node.name).exists()
+    yield Finding(
+        "driver", there or without_hardware, f"{node}{'' if there else ' is not there: no driver, or no card'}"
+    )
+    yield Finding("rbln-smi", True, shutil.which("rbln-smi") or "not installed; only for looking")
+    yield Finding("torch-rbln", True, package_version())
+    try:
+        rbln = load()
+    except (OSError, ImportError) as error:
+        yield Finding("librbln.so", False, _first_sentence(error))
+        return
+    yield Finding("librbln.so", True, "loaded")
+    yield from _device(address, rbln, without_hardware)
+
+
+def _device(address: DeviceAddress, rbln: RblnModule, without_hardware: bool) -> Iterator[Finding]:
+    if rbln.is_dummy_device() and not without_hardware:
+        yield Finding(
+            "device", False, "RBLN_DUMMY_DEVICE is set: there is no NPU; unset it, or give --without-hardware"
+        )
+        return
+    if not rbln.is_available():
+        yield Finding("device", False, f"the runtime library sees no NPU {address.physical}")
+        return
+    if not rbln.is_dummy_device():
+        properties = rbln.get_device_properties(address.logical)
+        yield Finding("npu", True, f"{properties.name}, {properties.total_memory / 1e9:.1f} GB")
+    try:
+        binding = AtomBinding(address, rbln, threads=1)
+        binding.memory.probe()
+    except DeviceError as error:
+        yield Finding("device", False, str(error))
+        return
+    facts = binding.facts
+    yield Finding(
+        "device",
+        True,
+        f"{facts.device}, here {facts.logical}: {facts.execution}, readback proves {facts.readback}"
+        + "".join(f"; {option}" for option in facts.test_options),
+    )
+
+
+def _first_sentence(error: BaseException) -> str:
+    """The vendor's messages go on with advice and paths."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    return lines[0][:300]

@@ -1,0 +1,1 @@
+"""The CUDA binding: torch on one GPU."""

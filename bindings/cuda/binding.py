@@ -1,0 +1,102 @@
+"""The CUDA binding: torch on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from rowlock.bindings.address import DeviceAddress
+from rowlock.bindings.cuda.storage import CudaDevice
+from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.faults import FaultFile
+from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.decoder import Decoder
+from rowlock.bindings.model.generation import DecoderSequence, Forward
+from rowlock.bindings.model.layout import Layout
+from rowlock.bindings.model.runtime import DecoderRuntime
+from rowlock.bindings.vendor_errors import as_device_error
+
+STEP_WIDTH: Final = 16
+"""Host threads that a GPU is taken for, when a step's share of a prompt is chosen."""
+
+
+class CudaProcessor:
+    """The GPU's own products, in the order of one stream. See :class:`rowlock.bindings.model.runtime.Processor`."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+
+    def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> tuple[Decoder, Forward]:
+        decoder = Decoder(config, weights)
+        return decoder, decoder.forward
+
+    def prepare(self) -> int:
+        return STEP_WIDTH
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Whatever is asked of the device inside comes after every write before it."""
+        return torch.cuda.stream(self._device.stream)
+
+
+class CudaRuntime(DecoderRuntime):
+    """See :class:`rowlock.bindings.device.Runtime`."""
+
+    _processor: CudaProcessor
+
+    def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderSequence:
+        with self._processor.in_order():
+            return super().open_sequence(prompt, sampling, capacity)
+
+    def advance(self, sequences: list[Sequence]) -> list[Step]:
+        with as_device_error(DeviceFault.LOST, "a step of the decoder"), self._processor.in_order():
+            return super().advance(sequences)
+
+
+class CudaBinding:
+    """See :class:`rowlock.bindings.device.Binding`. A readback comes from the memory that programs read.
+
+    Args:
+        address: the device.
+        threads: of what is left to the host.
+        fault_file: test option, see :mod:`rowlock.bindings.faults`.
+
+    Raises:
+        DeviceError: the device cannot be opened.
+
+    """
+
+    def __init__(self, address: DeviceAddress, threads: int, fault_file: Path | None = None) -> None:
+        torch.set_num_threads(threads)
+        device = CudaDevice(address.logical, FaultFile(fault_file) if fault_file else None)
+        self._processor = CudaProcessor(device)
+        self.counters = Counters()
+        self.memory = RowMemory(self.counters, device)
+        self.facts = DeviceFacts(
+            device=address.name,
+            logical=device.torch_name,
+            binding="cuda",
+            versions={"torch": torch.__version__, "cuda": str(torch.version.cuda)},
+            readback="storage",
+            execution="native",
+            test_options=(f"fault_file={fault_file}",) if fault_file else (),
+        )
+
+    def leave(self, threads: int) -> None:
+        """The programs use no host threads to speak of."""
+
+    def place(self, layout: Layout) -> Layout:
+        return layout
+
+    def create_runtime(self, config: ModelConfig, layout: Layout) -> CudaRuntime:
+        with self._processor.in_order():
+            runtime = CudaRuntime.create(self.memory, self._processor, config, layout)
+        self.counters.program_loads += 1
+        return runtime
+
+    def close(self) -> None:
+        self.memory.close()

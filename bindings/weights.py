@@ -1,0 +1,43 @@
+"""Host memory for weights, and its bytes as torch tensors without a copy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.model.layout import ParentInfo
+
+PAGE_BYTES: Final = 4096
+_DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def weight_dtype(parent: ParentInfo) -> torch.dtype:
+    return _DTYPES[parent.dtype]
+
+
+def host_rows(parent: ParentInfo, data: Bytes) -> torch.Tensor:
+    """``[rows, columns]`` over ``data``, which holds whole rows of the parent."""
+    dtype = weight_dtype(parent)
+    return torch.from_numpy(data).view(dtype).view(-1, parent.row_bytes // dtype.itemsize)
+
+
+def host_bytes(parent: ParentInfo) -> Bytes:
+    """Room for a parent in our own anonymous memory, content undefined: no mapping of any file.
+
+    Page-aligned, and made by numpy, which asks for huge pages where it is large: programs and
+    readback then miss the TLB less often.
+
+    Raises:
+        DeviceError: OUT_OF_MEMORY.
+
+    """
+    try:
+        whole = np.empty(parent.nbytes + PAGE_BYTES, np.uint8)
+    except MemoryError as error:
+        raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {parent.nbytes} bytes: {error}") from error
+    start = -whole.ctypes.data % PAGE_BYTES
+    return whole[start : start + parent.nbytes]

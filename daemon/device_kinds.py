@@ -1,0 +1,94 @@
+"""One row per kind of device that this version drives.
+
+A vendor's package is imported only below the functions that are named here: a process
+that drives one vendor's device never loads another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rowlock.bindings.address import DeviceAddress
+from rowlock.bindings.device import Binding
+from rowlock.bindings.finding import Finding
+from rowlock.daemon.environments import Environment, Visibility
+from rowlock.daemon.settings import Settings
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """One kind of device.
+
+    Attributes:
+        numbered: there may be several: the name needs a number.
+        open: makes the binding.
+        probe: looks whether a device is there, honestly, as far as it can be known; it may abort the
+            process, and so is run in one of its own. Its second argument says that the binding will
+            do without hardware. None where nothing can be missing.
+        environment: that it needs, or None for the project's own.
+        visibility: how its library is shown one device only; None where the library has no way.
+
+    """
+
+    numbered: bool
+    open: Callable[[DeviceAddress, Settings], Binding]
+    probe: Callable[[DeviceAddress, bool], Iterator[Finding]] | None = None
+    environment: Environment | None = None
+    visibility: Visibility | None = None
+
+
+def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.cpu.binding import CpuBinding  # noqa: PLC0415 - see the module's text
+
+    return CpuBinding(settings.threads, settings.fault_file)
+
+
+def _open_cuda(address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.cuda.binding import CudaBinding  # noqa: PLC0415 - see the module's text
+
+    return CudaBinding(address, settings.threads, settings.fault_file)
+
+
+def _probe_cuda(address: DeviceAddress, _without_hardware: bool) -> Iterator[Finding]:
+    from rowlock.bindings.cuda.probe import probe  # noqa: PLC0415 - see the module's text
+
+    return probe(address)
+
+
+def _open_atom(address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.atom.binding import AtomBinding  # noqa: PLC0415 - see the module's text
+    from rowlock.bindings.atom.sdk import load  # noqa: PLC0415
+
+    return AtomBinding(address, load(), settings.threads, settings.fault_file)
+
+
+def _probe_atom(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
+    from rowlock.bindings.atom.probe import probe  # noqa: PLC0415 - see the module's text
+
+    return probe(address, without_hardware)
+
+
+DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
+    "cpu": DeviceKind(numbered=False, open=_open_cpu),
+    "cuda": DeviceKind(
+        numbered=True,
+        open=_open_cuda,
+        probe=_probe_cuda,
+        # in this order the numbers are those of nvidia-smi
+        visibility=Visibility("CUDA_VISIBLE_DEVICES", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    ),
+    "atom": DeviceKind(
+        numbered=True,
+        open=_open_atom,
+        probe=_probe_atom,
+        environment=Environment("env-atom", {"torch": "2.13.0", "torch-rbln": "0.12.0"}),
+        visibility=Visibility(
+            "RBLN_VISIBLE_DEVICES",
+            # an allocation is made when it is asked for, and not at its first use: it fails at once or not at all
+            {"TORCH_RBLN_EAGER_MALLOC": "1"},
+            conflicts=("RBLN_DEVICES", "RBLN_DEVICE_MAP", "RBLN_NPUS_PER_DEVICE"),
+        ),
+    ),
+}

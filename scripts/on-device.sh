@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# For somebody with a card: look for it, run the suites, make five pairs of B2 and B1, and keep raw records.
+#
+#   scripts/on-device.sh DEVICE FOLDER [--without-hardware]
+#
+# DEVICE is cuda:N, atom:N, rngd:N or cpu. With --without-hardware the vendor's software takes the place of a card:
+# ATOM over the stand-in, RNGD by the vendor's evaluator; the records say so. SUITE_SECONDS bounds the suites.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+device=${1:?usage: scripts/on-device.sh DEVICE FOLDER [--without-hardware]}
+mkdir -p "${2:?usage: scripts/on-device.sh DEVICE FOLDER [--without-hardware]}"
+out=$(realpath "$2")
+without=${3:-}
+kind=${device%%:*}
+number=${device#*:}
+case "$kind" in
+  atom | rngd) make "env-$kind"; python=.venv-$kind/bin/python ;;
+  *) make .venv/.ready; python=.venv/bin/python ;;
+esac
+export TORCH_DEVICE_BACKEND_AUTOLOAD=0
+suite=$kind
+if [ "$kind" = atom ]; then
+  if [ -n "$without" ]; then
+    eval "$($python tests/support/standin.py)"
+  else
+    suite=atom-card
+  fi
+fi
+if [ "$number" != "$device" ]; then export ROWLOCK_TEST_NUMBER=$number; fi
+
+{
+  date -u +%FT%TZ
+  git rev-parse HEAD
+  git status --short
+  uname -a
+  "$python" --version
+  "$python" -m pip list --format freeze
+} > "$out/versions.txt"
+case "$kind" in
+  cuda) nvidia-smi -q > "$out/vendor-tool.txt" 2>&1 || true ;;
+  atom) rbln-smi > "$out/vendor-tool.txt" 2>&1 || true ;;
+  rngd) furiosa-smi info > "$out/vendor-tool.txt" 2>&1 || true ;;
+esac
+
+status=0
+"$python" -m rowlock.cli doctor --device "$device" --state "$out/state" $without --json > "$out/doctor.json" || status=$?
+if [ "$status" -ne 0 ]; then
+  cat "$out/doctor.json"
+  echo "The device cannot be used; $out/doctor.json says why." >&2
+  exit "$status"
+fi
+timeout "${SUITE_SECONDS:-1800}" "$python" -m pytest --device "$suite" --junitxml "$out/suites.xml" \
+  tests/conformance tests/system/test_transition.py > "$out/suites.txt" 2>&1 || status=$?
+tail -n 3 "$out/suites.txt"
+"$python" scripts/device_pairs.py --device "$device" --out "$out" $without || status=$?
+(cd "$out" && find . -type f ! -name SHA256SUMS -print0 | sort -z | xargs -0 sha256sum > SHA256SUMS)
+echo "Records: $out"
+exit "$status"

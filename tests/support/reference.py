@@ -1,0 +1,36 @@
+"""What the CPU binding answers, whatever device a suite runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.cpu.binding import CpuBinding
+from rowlock.bindings.device import Sampling
+from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.layout import layout_of
+
+
+def cpu_tokens(directory: Path, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Greedy tokens of a checkpoint on a fresh CPU binding."""
+    binding = CpuBinding(threads=1)
+    with Checkpoint.open(directory) as checkpoint:
+        config = parse_config(directory, checkpoint.config)
+        layout = layout_of(checkpoint, config)
+        runtime = binding.create_runtime(config, layout)
+        for name, placement in layout.placements.items():
+            data = np.empty(placement.tensor.nbytes, np.uint8)
+            checkpoint.read_into(name, 0, data)
+            binding.memory.write_rows(runtime.allocations[placement.parent], placement.first_row, data)
+    binding.memory.fence()
+    sequence = runtime.open_sequence(prompt, Sampling(), len(prompt) + count)
+    tokens: list[int] = []
+    while len(tokens) < count:
+        (token,) = runtime.advance([sequence])
+        if isinstance(token, int):
+            tokens.append(token)
+    sequence.close()
+    binding.close()
+    return tokens
