@@ -34,6 +34,7 @@ EXIT_USAGE = 2
     help="Where there is no card, the vendor's software in its place will do; `describe` says so.",
 )
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
+@click.option("--test-placement-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 def command(
     config: Path | None,
     check_config: bool,
@@ -44,6 +45,7 @@ def command(
     threads: int | None,
     without_hardware: bool | None,
     test_fault_file: Path | None,
+    test_placement_file: Path | None,
 ) -> None:
     """Run the owner daemon of one device.
 
@@ -68,6 +70,7 @@ def command(
         "socket": socket,
         "threads": threads,
         "fault_file": test_fault_file,
+        "placement_file": test_placement_file,
         "without_hardware": without_hardware,
     }
     try:

@@ -50,6 +50,8 @@ class Settings:
         policy: of the planner.
         tls: serve on TCP too.
         fault_file: test option of the bindings.
+        placement_file: test option of the RNGD binding.
+        programs: directory of compiled programs; None is ``programs`` in the state directory.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
     """
@@ -68,4 +70,6 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     tls: TlsSettings | None = None
     fault_file: Path | None = None
+    placement_file: Path | None = None
+    programs: Path | None = None
     without_hardware: bool = False
