@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-atom check sim faults planted kills load stubs bench clean env-atom env-rngd
+.PHONY: demo test test-atom test-rngd check sim faults planted kills load stubs bench clean env-atom env-rngd
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -27,6 +27,12 @@ load: $(READY) $(MODEL)
 test-atom: .venv-atom/.ready
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .venv-atom/bin/python -m pytest --device atom \
 		tests/conformance tests/system/test_transition.py tests/vendor/atom
+
+# The RNGD binding: FuriosaAI's own packages without a card. The cross compiler (gcc-aarch64-linux-gnu and
+# libc6-dev-arm64-cross of Debian) is for the test of the NPU compiler, which takes minutes.
+test-rngd: .venv-rngd/.ready
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .venv-rngd/bin/python -m pytest --device rngd \
+		tests/vendor/rngd tests/conformance tests/system/test_transition.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """The device boundary: what a binding must do. The comments here are the contract.
 
-Everything is called from the owner thread only. Buffers are contiguous ``uint8`` arrays
+Everything is called from the owner thread only, but for ``prepare``. Buffers are contiguous ``uint8`` arrays
 in host memory; offsets and sizes are whole rows. A binding turns every vendor error into
 a :class:`DeviceError`; nothing else leaves it.
 
@@ -49,6 +49,7 @@ class Counters:
         compiles: programs compiled.
         allocations: allocations made.
         native_calls: calls into the device library.
+        executions: runs of a compiled program.
         bytes_written: host to device.
         bytes_read_back: device to host.
         parses: compiled graphs read into host objects.
@@ -62,6 +63,7 @@ class Counters:
     compiles: int = 0
     allocations: int = 0
     native_calls: int = 0
+    executions: int = 0
     bytes_written: int = 0
     bytes_read_back: int = 0
     parses: int = 0
@@ -187,6 +189,11 @@ class Runtime(Protocol):
         """By parent name. The same objects for the life of the runtime."""
         ...
 
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """Digest of each compiled program, by name: the same for the life of the runtime. Empty where none is."""
+        ...
+
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
         """Reserve K/V for ``capacity`` tokens and take the prompt; computes nothing yet."""
         ...
@@ -222,6 +229,14 @@ class Binding(Protocol):
 
     def place(self, layout: Layout) -> Layout:
         """The layout with every placement marked that rows cannot be written to, and why."""
+        ...
+
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        """Make ready what a runtime of this model will need, without touching the device. May take minutes.
+
+        The one call that comes from a worker thread, while requests run. Raises DeviceError
+        where a runtime could not be created.
+        """
         ...
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:

@@ -35,6 +35,7 @@ EXIT_USAGE = 2
 )
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 @click.option("--test-kill-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
+@click.option("--test-placement-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 def command(
     config: Path | None,
     check_config: bool,
@@ -46,6 +47,7 @@ def command(
     without_hardware: bool | None,
     test_fault_file: Path | None,
     test_kill_file: Path | None,
+    test_placement_file: Path | None,
 ) -> None:
     """Run the owner daemon of one device.
 
@@ -71,6 +73,7 @@ def command(
         "threads": threads,
         "fault_file": test_fault_file,
         "kill_file": test_kill_file,
+        "placement_file": test_placement_file,
         "without_hardware": without_hardware,
     }
     try:

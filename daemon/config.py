@@ -116,6 +116,7 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
     "owner": {
         "device": Key(_text, "the device to own, such as `cpu`"),
         "state": Key(_path, "state directory: journal, undo, manifests"),
+        "programs": Key(_path, "directory in which compiled programs are kept; owners may share it"),
         "checkpoint": Key(_path, "loaded on a first start; later starts load what was published last"),
         "on_start": Key(_choice("reload", "empty"), "`reload` the last published identity, or come up `empty`"),
         "without_hardware": Key(_flag, "`true`: where there is no card, the vendor's software in its place will do"),
@@ -162,6 +163,11 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
 def default_state(device: str) -> Path:
     base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
     return Path(base) / "rowlock" / device.replace(":", "-")
+
+
+def default_programs() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(base) / "rowlock" / "programs"
 
 
 def default_socket(device: str) -> Path:
@@ -226,8 +232,8 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
 
     Args:
         values: from :func:`read_config`.
-        overrides: of ``device, state, socket, checkpoint, threads, fault_file, kill_file, without_hardware``;
-            None is unset.
+        overrides: of ``device, state, socket, checkpoint, threads, fault_file, kill_file, placement_file,
+            without_hardware``; None is unset.
 
     Raises:
         ConfigError: keys that do not go together.
@@ -258,6 +264,8 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         tls=_tls(values.get("tls")),
         fault_file=given.get("fault_file"),
         kill_file=given.get("kill_file"),
+        placement_file=given.get("placement_file"),
+        programs=owner.get("programs", default_programs()),
         without_hardware=given.get("without_hardware", owner.get("without_hardware", False)),
     )
 

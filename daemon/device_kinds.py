@@ -70,6 +70,24 @@ def _probe_atom(address: DeviceAddress, without_hardware: bool) -> Iterator[Find
     return probe(address, without_hardware)
 
 
+def _open_rngd(address: DeviceAddress, settings: Settings) -> Binding:
+    from rowlock.bindings.rngd.binding import open_rngd  # noqa: PLC0415 - see the module's text
+
+    return open_rngd(
+        address,
+        settings.programs or settings.state / "programs",
+        without_hardware=settings.without_hardware,
+        fault_file=settings.fault_file,
+        placement_file=settings.placement_file,
+    )
+
+
+def _probe_rngd(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
+    from rowlock.bindings.rngd.probe import probe  # noqa: PLC0415 - see the module's text
+
+    return probe(address, without_hardware)
+
+
 DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
     "cpu": DeviceKind(numbered=False, open=_open_cpu),
     "cuda": DeviceKind(
@@ -90,5 +108,12 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
             {"TORCH_RBLN_EAGER_MALLOC": "1"},
             conflicts=("RBLN_DEVICES", "RBLN_DEVICE_MAP", "RBLN_NPUS_PER_DEVICE"),
         ),
+    ),
+    "rngd": DeviceKind(
+        numbered=True,
+        open=_open_rngd,
+        probe=_probe_rngd,
+        # furiosa-torch has no way to hide a card, and its own numbers are the physical ones
+        environment=Environment("env-rngd", {"torch": "2.10.0", "furiosa-torch": "2026.4.0"}),
     ),
 }

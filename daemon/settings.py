@@ -53,9 +53,10 @@ class Settings:
         retention: how much of the past is kept.
         upkeep: how the resident model is looked after.
         tls: serve on TCP too.
-        fault_file: test option of the CPU binding.
-        kill_file: test option: die at a named point.
         fault_file: test option of the bindings.
+        kill_file: test option: die at a named point.
+        placement_file: test option of the RNGD binding.
+        programs: directory of compiled programs; None is ``programs`` in the state directory.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
     """
@@ -77,4 +78,6 @@ class Settings:
     tls: TlsSettings | None = None
     fault_file: Path | None = None
     kill_file: Path | None = None
+    placement_file: Path | None = None
+    programs: Path | None = None
     without_hardware: bool = False

@@ -26,6 +26,11 @@ if [ "$kind" = atom ]; then
     suite=atom-card
   fi
 fi
+if [ "$kind" = rngd ]; then
+  if [ -z "$without" ]; then suite=rngd-card; fi
+  # programs are built once, by the suites
+  export XDG_CACHE_HOME=$PWD/.cache/rngd
+fi
 if [ "$number" != "$device" ]; then export ROWLOCK_TEST_NUMBER=$number; fi
 
 {

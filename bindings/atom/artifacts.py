@@ -94,6 +94,7 @@ class ArtifactRuntime:
         self, parsed: ParsedGraphs, counters: Counters, artifact: Artifact, config: ModelConfig, device: int
     ) -> None:
         self.allocations: Mapping[str, Allocation] = {}
+        self.programs = {graph.name: graph.sha256 for graph in artifact.graphs}
         self._artifact = artifact
         self._config = config
         self._owner: ArtifactSequence | None = None

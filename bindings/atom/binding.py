@@ -72,6 +72,9 @@ class AtomBinding:
             raise DeviceError(DeviceFault.UNSUPPORTED, "compiled graphs need rebel-compiler, which is not installed")
         return layout
 
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        """Programs are not compiled here: they run on the host, or come compiled."""
+
     def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
         self._graphs = None
         if layout.artifact is not None:

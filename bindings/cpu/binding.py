@@ -45,6 +45,9 @@ class CpuBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        """Programs are not compiled here."""
+
     def create_runtime(self, config: ModelConfig, layout: Layout) -> DecoderRuntime:
         runtime = DecoderRuntime.create(self.memory, self._threads, config, layout)
         self.counters.program_loads += 1

@@ -92,6 +92,9 @@ class CudaBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        """Programs are not compiled here."""
+
     def create_runtime(self, config: ModelConfig, layout: Layout) -> CudaRuntime:
         with self._processor.in_order():
             runtime = CudaRuntime.create(self.memory, self._processor, config, layout)

@@ -38,6 +38,7 @@ class DecoderRuntime:
         self, memory: RowMemory, processor: Processor, config: ModelConfig, allocations: Mapping[str, Allocation]
     ) -> None:
         self.allocations = allocations
+        self.programs: Mapping[str, str] = {}
         self._memory = memory
         self._processor = processor
         self._live = dict(allocations)

@@ -71,6 +71,7 @@ def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
         message.resident_bytes = layout.nbytes
         message.context_tokens = resident.config.context
         message.architecture = resident.config.family
+        message.programs.update(resident.runtime.programs)
         for name, parent in layout.parents.items():
             message.parents.append(
                 owner_pb2.Parent(

@@ -2,7 +2,7 @@
 
 Everything that can fail without the device fails before the drain::
 
-    stage (read all, digests) -> old can be rebuilt? -> journal ‖ drain
+    stage (read all, digests, programs) -> old can be rebuilt? -> journal ‖ drain
         -> | fence, close old, create new, upload, fence, verify, publish |
 
 If the new one fails, the old identity is loaded again from its checkpoint.
@@ -51,6 +51,7 @@ class Reload(Transit):
         self.images, nonfinite = stage_whole(core, self.target)
         if nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(Reason.NONFINITE, f"{nonfinite} values of the target are NaN or infinite")
+        core.binding.prepare(self.target.config, self.target.model.layout)
         keep_target(core, self.target)
         self.chronicle.stage(f"{self.target.model.manifest.nbytes} bytes read and proved")
 

@@ -134,6 +134,10 @@ class WatchedBinding:
     def place(self, layout: Layout) -> Layout:
         return self._inner.place(layout)
 
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        """Not watched: it is not the owner thread's call, and may take its time."""
+        self._inner.prepare(config, layout)
+
     def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
         with self._boundary.call(Point.CREATE_RUNTIME, self.facts.device):
             return _WatchedRuntime(self._inner.create_runtime(config, layout), self._boundary)
@@ -186,6 +190,10 @@ class _WatchedRuntime:
     @property
     def allocations(self) -> Mapping[str, Allocation]:
         return self._inner.allocations
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        return self._inner.programs
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
         with self._boundary.call(Point.OPEN_SEQUENCE, f"{len(prompt)} tokens"):

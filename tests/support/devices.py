@@ -15,6 +15,7 @@ from typing import Any, Final
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Binding
 from rowlock.daemon.devices import open_binding
+from rowlock.daemon.environments import AUTOLOAD_VARIABLE, installed_version
 from rowlock.daemon.probing import probe_device
 from rowlock.daemon.settings import Settings
 from support import standin
@@ -65,6 +66,18 @@ def _open_atom(path: Path) -> Binding:
 NUMBER: Final = os.environ.get("ROWLOCK_TEST_NUMBER", "0")
 CUDA: Final = {"device": f"cuda:{NUMBER}"}
 ATOM_CARD: Final = {"device": f"atom:{NUMBER}"}
+RNGD_CARD: Final = {"device": f"rngd:{NUMBER}"}
+RNGD_CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "rngd"
+# Without a card any number will do; not the first one, for the same reason as above.
+RNGD: Final = {"device": "rngd:1", "without_hardware": True, "programs": RNGD_CACHE / "rowlock" / "programs"}
+
+
+def _rngd_absent() -> str:
+    if installed_version("furiosa-torch") is None:
+        return "furiosa-torch is not installed: make env-rngd"
+    if os.environ.get(AUTOLOAD_VARIABLE) != "0":
+        return f"{AUTOLOAD_VARIABLE} is not 0: torch has loaded furiosa-torch unasked"
+    return ""
 
 
 def _opener(settings: Mapping[str, Any]) -> Callable[[Path], Binding]:
@@ -97,6 +110,23 @@ DEVICES: Mapping[str, DeviceUnderTest] = {
         _opener(ATOM_CARD),
         settings=ATOM_CARD,
         absent=lambda: _absent(ATOM_CARD["device"]),
+        by_default=False,
+    ),
+    # the vendor's graphs by the vendor's evaluator, without a card: `make test-rngd`
+    "rngd": DeviceUnderTest(
+        _opener(RNGD),
+        settings=RNGD,
+        environment=lambda: {"XDG_CACHE_HOME": str(RNGD_CACHE)},
+        bits_of_cpu=False,
+        absent=_rngd_absent,
+        by_default=False,
+    ),
+    # a card: scripts/on-device.sh
+    "rngd-card": DeviceUnderTest(
+        _opener(RNGD_CARD),
+        settings=RNGD_CARD,
+        bits_of_cpu=False,
+        absent=lambda: _absent(RNGD_CARD["device"]),
         by_default=False,
     ),
 }

@@ -26,7 +26,7 @@ from rowlock.daemon.service import build_owner
 from rowlock.daemon.settings import Settings
 from support.devices import device_of_owners
 
-WAIT_S = 60
+WAIT_S = 180
 
 
 class NullLog:

@@ -26,7 +26,12 @@ ALLOWED = {
 # The commands that reach into the daemon, inside their functions.
 EXCEPTIONS = {"cli.serve": {"daemon", "journal", "bindings.device"}, "cli.doctor": {"daemon"}}
 # Vendor packages, each with the one file that may import it.
-VENDOR_PACKAGES = {"furiosa": set(), "torch_rbln": {"bindings.atom.sdk"}, "rebel": {"bindings.atom.rebel_sdk"}}
+VENDOR_PACKAGES = {
+    "furiosa": {"bindings.rngd.sdk"},
+    "furiosa_smi": {"bindings.rngd.sdk"},
+    "torch_rbln": {"bindings.atom.sdk"},
+    "rebel": {"bindings.atom.rebel_sdk"},
+}
 TORCH_AREAS = {
     "bindings.atom",
     "bindings.cpu",
@@ -37,6 +42,7 @@ TORCH_AREAS = {
     "bindings.model.generation",
     "bindings.model.keys_values",
     "bindings.model.runtime",
+    "bindings.rngd",
     "bindings.vendor_errors",
     "bindings.weights",
 }

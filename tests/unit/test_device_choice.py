@@ -126,3 +126,15 @@ def test_serve_and_doctor_refuse_an_unknown_device(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
     looked = rowlock("doctor", "--device", "xpu:0", "--state", tmp_path / "s", **place)
     assert (looked.code, "no binding for device 'xpu:0'" in looked.out) == (3, True)
+
+
+def test_rngd_is_its_own_number_and_needs_its_own_environment() -> None:
+    """furiosa-torch cannot be shown one card only: the logical number is the physical one."""
+    kind, address = parse_device("rngd:3")
+    assert address == DeviceAddress("rngd", 3, 3)
+    assert kind.environment is not None
+    kind.environment.check({"torch": "2.10.0+cu128", "furiosa-torch": "2026.4.0"}.get)
+    with pytest.raises(
+        DeviceRefusedError, match=r"torch is 2\.13\.0, not 2\.10\.0.*make env-rngd.*\.venv-rngd/bin/python"
+    ):
+        kind.environment.check({"torch": "2.13.0", "furiosa-torch": None}.get)

@@ -453,6 +453,26 @@ class DescribeResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ProgramsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     OWNER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     BINDING_FIELD_NUMBER: _builtins.int
@@ -467,6 +487,7 @@ class DescribeResponse(_message.Message):
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     SCRUBBED_FIELD_NUMBER: _builtins.int
     LOGICAL_DEVICE_FIELD_NUMBER: _builtins.int
+    PROGRAMS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     binding: _builtins.str
     readback: _builtins.str
@@ -496,6 +517,10 @@ class DescribeResponse(_message.Message):
     def scrubbed(self) -> _timestamp_pb2.Timestamp:
         """When an idle owner last ended reading the whole model back; absent: never."""
 
+    @_builtins.property
+    def programs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Compiled programs: name, and a digest of the artifact. Empty where programs are not compiled."""
+
     def __init__(
         self,
         *,
@@ -513,10 +538,11 @@ class DescribeResponse(_message.Message):
         architecture: _builtins.str = ...,
         scrubbed: _timestamp_pb2.Timestamp | None = ...,
         logical_device: _builtins.str = ...,
+        programs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "owner", b"owner", "scrubbed", b"scrubbed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "logical_device", b"logical_device", "owner", b"owner", "parents", b"parents", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "logical_device", b"logical_device", "owner", b"owner", "parents", b"parents", "programs", b"programs", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -607,6 +633,7 @@ class Counters(_message.Message):
     PARSES_FIELD_NUMBER: _builtins.int
     PARSE_US_FIELD_NUMBER: _builtins.int
     CREATE_US_FIELD_NUMBER: _builtins.int
+    EXECUTIONS_FIELD_NUMBER: _builtins.int
     uploads: _builtins.int
     program_loads: _builtins.int
     compiles: _builtins.int
@@ -619,6 +646,8 @@ class Counters(_message.Message):
     parse_us: _builtins.int
     create_us: _builtins.int
     """Microseconds spent on putting parsed graphs on the device."""
+    executions: _builtins.int
+    """Runs of a compiled program."""
     def __init__(
         self,
         *,
@@ -632,10 +661,11 @@ class Counters(_message.Message):
         parses: _builtins.int = ...,
         parse_us: _builtins.int = ...,
         create_us: _builtins.int = ...,
+        executions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "create_us", b"create_us", "native_calls", b"native_calls", "parse_us", b"parse_us", "parses", b"parses", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "create_us", b"create_us", "executions", b"executions", "native_calls", b"native_calls", "parse_us", b"parse_us", "parses", b"parses", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,98 @@
+"""The RNGD binding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rowlock.bindings.address import DeviceAddress
+from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.faults import FaultFile
+from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.layout import Layout
+from rowlock.bindings.rngd import sdk
+from rowlock.bindings.rngd.artifacts import ArtifactStore
+from rowlock.bindings.rngd.builder import Builder
+from rowlock.bindings.rngd.engine import CardEngine, Engine, ReferenceEngine
+from rowlock.bindings.rngd.placement import placed, read_rules
+from rowlock.bindings.rngd.programs import ProgramKeys, ProgramSource
+from rowlock.bindings.rngd.runtime import RngdRuntime
+from rowlock.bindings.rngd.shape import ModelShape
+from rowlock.bindings.rngd.storage import RngdDevice
+
+
+class RngdBinding:
+    """See :class:`rowlock.bindings.device.Binding`.
+
+    Args:
+        address: the card.
+        engine: that runs; opened.
+        programs: directory in which built programs are kept.
+        fault_file: test option, see :mod:`rowlock.bindings.faults`.
+        placement_file: test option, see :mod:`rowlock.bindings.rngd.placement`.
+
+    """
+
+    def __init__(
+        self,
+        address: DeviceAddress,
+        engine: Engine,
+        programs: Path,
+        fault_file: Path | None = None,
+        placement_file: Path | None = None,
+    ) -> None:
+        self._engine = engine
+        self._rules = read_rules(placement_file)
+        self.counters = Counters()
+        self.memory = RowMemory(self.counters, RngdDevice(engine, FaultFile(fault_file) if fault_file else None))
+        options = {"fault_file": fault_file, "placement_file": placement_file}
+        self.facts = DeviceFacts(
+            device=address.name,
+            logical=engine.logical,
+            binding="rngd",
+            versions=sdk.versions(),
+            readback=engine.readback,
+            execution=engine.execution,
+            test_options=tuple(f"{name}={path}" for name, path in options.items() if path),
+        )
+        self._programs = ProgramSource(
+            engine,
+            ArtifactStore(programs),
+            Builder(programs, engine.execution),
+            ProgramKeys(engine.execution, self.facts.versions),
+            self.counters,
+        )
+
+    def leave(self, threads: int) -> None:
+        """Programs run on the card, or on threads of the vendor's own."""
+
+    def place(self, layout: Layout) -> Layout:
+        return placed(layout, self._rules)
+
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        self._programs.build(ModelShape.of(config, layout))
+
+    def create_runtime(self, config: ModelConfig, layout: Layout) -> RngdRuntime:
+        return RngdRuntime.create(self.memory, self._engine, self._programs, config, layout)
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+def open_rngd(
+    address: DeviceAddress,
+    programs: Path,
+    *,
+    without_hardware: bool,
+    fault_file: Path | None = None,
+    placement_file: Path | None = None,
+) -> RngdBinding:
+    """The binding on a card, or in reference execution where none is asked for.
+
+    Raises:
+        DeviceError: LOST, when the card is not there.
+
+    """
+    sdk.claim_fusion()
+    engine = ReferenceEngine() if without_hardware else CardEngine.open(address.logical, programs / "compiler")
+    return RngdBinding(address, engine, programs, fault_file, placement_file)

@@ -1,0 +1,85 @@
+"""Built programs in files: found by content, believed only with their digest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints import TINY
+
+from rowlock.bindings.device import DeviceError, DeviceFault
+from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.layout import build_layout
+from rowlock.bindings.rngd.artifacts import ArtifactStore
+from rowlock.bindings.rngd.builder import Builder
+from rowlock.bindings.rngd.shape import ModelShape
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+KEY, OTHER = "aa" * 32, "bb" * 32
+
+
+def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "programs")
+    assert store.find(KEY) is None
+    store.put(KEY, b"program")
+    store.put(OTHER, b"other")
+    found, other = ArtifactStore(tmp_path / "programs").find(KEY), store.find(OTHER)
+    assert found is not None
+    assert other is not None
+    assert (found.data, other.data) == (b"program", b"other")
+    assert found.digest != other.digest
+    assert sorted(path.name for path in store.directory.iterdir()) == [f"{KEY}.program", f"{OTHER}.program"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 31, b"\0" * 64])
+def test_a_damaged_file_is_not_there(tmp_path: Path, damage: bytes) -> None:
+    store = ArtifactStore(tmp_path)
+    store.put(KEY, b"program")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage)
+    assert store.find(KEY) is None
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 39, 13))
+def test_no_flipped_bit_is_believed(tmp_path: Path, bit: int) -> None:
+    store = ArtifactStore(tmp_path)
+    store.put(KEY, b"program")
+    (path,) = tmp_path.iterdir()
+    wrong = bytearray(path.read_bytes())
+    wrong[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(wrong)
+    assert store.find(KEY) is None
+
+
+SHAPE = ModelShape.of(parse_config(Path(), TINY), build_layout(parse_config(Path(), TINY), "BF16"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"rope_scaling": LLAMA3}])
+def test_a_shape_survives_its_json(changes: dict[str, Any]) -> None:
+    config = parse_config(Path(), {**TINY, **changes})
+    shape = ModelShape.of(config, build_layout(config, "BF16"))
+    assert ModelShape.from_json(shape.to_json()) == shape
+
+
+def test_a_builder_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    code = "import os, sys; print('thread panicked', file=sys.stderr, flush=True); os.abort()"
+    builder = Builder(tmp_path, "reference", [sys.executable, "-c", code])
+    with pytest.raises(DeviceError, match="was ended by SIGABRT: thread panicked") as caught:
+        builder.build(SHAPE)
+    assert caught.value.fault is DeviceFault.UNSUPPORTED
+
+
+def test_a_builder_is_asked_for_the_shape_and_says_what_it_built(tmp_path: Path) -> None:
+    code = (
+        "import json, sys; assert sys.argv[2:] == ['reference'], sys.argv; json.load(sys.stdin)['config']['vocab'];"
+        "print('noise'); print('built: a'); print('built: b')"
+    )
+    assert Builder(tmp_path, "reference", [sys.executable, "-c", code]).build(SHAPE) == 2
