@@ -1,12 +1,13 @@
-"""A test option: the daemon kills itself at a named point, as a SIGKILL from outside would.
+"""A test option: the daemon kills itself at a named point, as a SIGKILL from outside would, or waits there.
 
 A daemon started with a kill file looks at it at every point. While the file does not
 exist nothing happens. Its content is JSON::
 
-    {"point": "write_rows", "moment": "before" | "after", "subject": "", "skip": 0}
+    {"point": "write_rows", "moment": "before" | "after", "subject": "", "skip": 0, "act": "kill" | "wait"}
 
-The first ``skip`` points of that kind whose subject contains ``subject`` pass; at the next
-the file is removed and the process gets SIGKILL: nothing more of it runs.
+The first ``skip`` points of that kind whose subject contains ``subject`` pass. At the next the file
+is renamed, with ``.met`` behind its name; then the process gets SIGKILL, and nothing more of it runs; or the thread
+that is there waits until that file is gone.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rowlock.journal.points import Moment, Point
+
+LOOK_EVERY_S: Final = 0.01
 
 
 @dataclass
@@ -28,7 +33,7 @@ class KillFile:
     passed: int = 0
 
     def at(self, point: Point, moment: Moment, subject: str) -> None:
-        """Die here, if the file says so."""
+        """Die or wait here, if the file says so."""
         try:
             wanted = json.loads(self.path.read_text())
         except FileNotFoundError:
@@ -37,5 +42,10 @@ class KillFile:
             return
         self.passed += 1
         if self.passed > wanted.get("skip", 0):
-            self.path.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.passed = 0
+            met = self.path.with_name(self.path.name + ".met")
+            self.path.rename(met)
+            if wanted.get("act", "kill") == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while met.exists():
+                time.sleep(LOOK_EVERY_S)

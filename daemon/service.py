@@ -69,8 +69,7 @@ def run(settings: Settings) -> None:
 
 async def _run(settings: Settings) -> None:
     log, stop = structlog.get_logger(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _stop_on_signals(asyncio.get_running_loop(), stop)
     parse_device(settings.device)
     with ExitStack() as closing:
         closing.callback(DeviceLock(settings.device).release)
@@ -103,6 +102,20 @@ def _start_owner(owner: Owner, server: ApiServer, settings: Settings, log: Log) 
         asyncio.create_task(_watch_readiness(owner, server, changed, log)),
         asyncio.create_task(_report_load(asyncio.wrap_future(done), owner, log)),
     ]
+
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set an event, and mean nothing more once the loop is closed.
+
+    The loop's own handlers end with it: a second signal at the very end would then kill the process.
+    """
+
+    def on_signal(_number: int, _frame: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
 
 
 async def _stop(owner: Owner, server: ApiServer, tasks: list[asyncio.Task[None]], log: Log) -> None:

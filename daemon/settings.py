@@ -54,7 +54,7 @@ class Settings:
         upkeep: how the resident model is looked after.
         tls: serve on TCP too.
         fault_file: test option of the bindings.
-        kill_file: test option: die at a named point.
+        kill_file: test option: die or wait at a named point.
         placement_file: test option of the RNGD binding.
         programs: directory of compiled programs; None is ``programs`` in the state directory.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
