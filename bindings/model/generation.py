@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from rowlock.bindings.device import DeviceError, DeviceFault, Sampling, Step
@@ -112,10 +113,11 @@ class Sampler:
 
         """
         sampling = self._sampling
-        if not bool(torch.isfinite(logits).all()):
+        single = logits.float().numpy()  # numpy looks through it ten times as fast as torch through bfloat16
+        if not np.isfinite(single).all():
             raise DeviceError(DeviceFault.CORRUPT, "the model computed logits that are not finite")
         if sampling.temperature == 0:
-            return int(logits.argmax())
+            return int(single.argmax())
         wide = logits.double()
         scaled = (wide - wide.max()) / sampling.temperature
         if 0 < sampling.top_k < len(scaled):
