@@ -132,7 +132,13 @@ class SimBinding:
         self.counters = Counters()
         self.memory = SimMemory(device, self.counters, hook)
         self.facts = DeviceFacts(
-            device="sim", binding="sim", versions={}, readback="storage", execution="simulated", test_options=()
+            device="sim",
+            logical="sim",
+            binding="sim",
+            versions={},
+            readback="storage",
+            execution="simulated",
+            test_options=(),
         )
         self._hook = hook
 
@@ -141,6 +147,9 @@ class SimBinding:
 
     def place(self, layout: Layout) -> Layout:
         return layout
+
+    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+        """It has no programs."""
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> SimRuntime:
         self._hook(self.device, "create_runtime", "")
@@ -260,6 +269,7 @@ class SimRuntime:
 
     def __init__(self, memory: SimMemory, allocations: Mapping[str, Allocation], hook: Hook) -> None:
         self.allocations = allocations
+        self.programs: Mapping[str, str] = {}
         self.memory = memory
         self._hook = hook
         self._live = dict(allocations)
