@@ -64,7 +64,7 @@ class Model:
     def publish(self, generation: int, name: str) -> None:
         assert generation > max(self.names, default=0)
         self.names[generation] = name
-        self.previous[generation] = self.current if self.serves else None
+        self.previous[generation] = self.current
         self.current, self.serves = generation, True
 
 
