@@ -223,10 +223,6 @@ class Binding(Protocol):
     @property
     def memory(self) -> DeviceMemory: ...
 
-    def leave(self, threads: int) -> None:
-        """Leave so many of the host's threads to others, from the next step on, for as long as this says so."""
-        ...
-
     def place(self, layout: Layout) -> Layout:
         """The layout with every placement marked that rows cannot be written to, and why."""
         ...

@@ -157,7 +157,6 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         random_id,
         workers=_pool(closing, ThreadPoolExecutor(WORKERS, "rowlock-worker")),
         hashers=_pool(closing, hashers),
-        staging=lambda: hashers.wanted,
         comparers=_pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer")),
         log=log.info,
         points=files.points,

@@ -59,9 +59,6 @@ class AtomBinding:
             ),
         )
 
-    def leave(self, threads: int) -> None:
-        self._threads.leave(threads)
-
     @property
     def facts(self) -> DeviceFacts:
         """Compiled graphs run on the device; everything else on the host."""

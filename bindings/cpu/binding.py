@@ -39,9 +39,6 @@ class CpuBinding:
             test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 
-    def leave(self, threads: int) -> None:
-        self._threads.leave(threads)
-
     def place(self, layout: Layout) -> Layout:
         return layout
 

@@ -16,7 +16,7 @@ from rowlock.bindings.model.generation import Forward
 
 
 class HostThreads:
-    """The threads of one binding, and who else wants some. Owner thread only.
+    """The threads of one binding. Owner thread only.
 
     torch's own bfloat16 products are used where it has the processor's bfloat16 instructions to use.
     On AVX2 they run at a third of memory speed for one row, at no less per row for more, and torch's threads wait
@@ -26,7 +26,6 @@ class HostThreads:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._left = 0
         library = load_kernels() if torch.backends.cpu.get_cpu_capability() == "AVX2" else None
         self._kernels = Kernels(library, threads) if library is not None else None
         self.prepare()
@@ -41,20 +40,13 @@ class HostThreads:
             return decoder, decoder.forward
         return decoder, NativeDecoder(decoder, weights, self._kernels).forward
 
-    def leave(self, threads: int) -> None:
-        """See :meth:`rowlock.bindings.device.Binding.leave`; one thread always stays."""
-        self._left = threads
-
     def prepare(self) -> int:
         """Set the threads for one step; returns how many.
 
         With kernels of our own for what is large in a step, one thread of torch's is quicker
         for the rest than several that wait for each other.
         """
-        width = max(self._threads - self._left, 1)
-        if self._kernels is not None:
-            self._kernels.width = width
-        wanted = 1 if self._kernels is not None else width
+        wanted = 1 if self._kernels is not None else self._threads
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
-        return width
+        return self._threads

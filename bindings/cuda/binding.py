@@ -86,9 +86,6 @@ class CudaBinding:
             test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 
-    def leave(self, threads: int) -> None:
-        """The programs use no host threads to speak of."""
-
     def place(self, layout: Layout) -> Layout:
         return layout
 

@@ -63,9 +63,6 @@ class RngdBinding:
             self.counters,
         )
 
-    def leave(self, threads: int) -> None:
-        """Programs run on the card, or on threads of the vendor's own."""
-
     def place(self, layout: Layout) -> Layout:
         return placed(layout, self._rules)
 

@@ -64,7 +64,6 @@ class Context:
         new_id: makes ids that never repeat.
         workers: run whole jobs (staging, hashing of one model, durable writes).
         hashers: run the small pieces of such jobs; never wait for others, and give way to decoding.
-        staging: how many threads the hashers have work for just now, while requests run.
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
         points: told of every device effect, and of every phase; the journal and its files have the same.
@@ -76,7 +75,6 @@ class Context:
     new_id: Callable[[], str]
     workers: Executor
     hashers: Executor
-    staging: Callable[[], int]
     comparers: Executor
     log: Callable[..., None]
     points: Points

@@ -270,7 +270,6 @@ class Owner:
         if core.quarantined:
             core.scheduler.fail_all(OwnerError(Reason.QUARANTINED, core.quarantined))
         else:
-            core.binding.leave(self._context.staging())
             core.scheduler.step(core.resident)
         self._jobs.step()
         self._swap_view()

@@ -128,9 +128,6 @@ class WatchedBinding:
     def counters(self) -> Counters:
         return self._inner.counters
 
-    def leave(self, threads: int) -> None:
-        self._inner.leave(threads)
-
     def place(self, layout: Layout) -> Layout:
         return self._inner.place(layout)
 

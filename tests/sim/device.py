@@ -142,9 +142,6 @@ class SimBinding:
         )
         self._hook = hook
 
-    def leave(self, threads: int) -> None:
-        """It computes nothing, on no thread."""
-
     def place(self, layout: Layout) -> Layout:
         return layout
 

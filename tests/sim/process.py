@@ -136,9 +136,7 @@ class Process:
         self.journal._reader_lock = OneThreadLock()  # type: ignore[assignment]
         clock, inline = SimClock(), Inline()
         self.binding = SimBinding(device, hook)
-        context = Context(
-            clock, lambda: f"{name}{next(ids)}", inline, inline, lambda: 0, inline, self._log, self.points
-        )
+        context = Context(clock, lambda: f"{name}{next(ids)}", inline, inline, inline, self._log, self.points)
         chosen = Settings("sim", STATE, STATE / "unused.sock", **settings)
         self.owner = assemble(chosen, context, self.binding, self.journal, files, Scheduler(clock.monotonic))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rowlock.daemon.pacing import BURST_S, REST_S, PacedExecutor
+from rowlock.daemon.pacing import REST_MAX_S, PacedExecutor
 
 
 class Running:
@@ -30,27 +30,22 @@ def test_all_threads_while_nothing_decodes() -> None:
 
 def test_one_thread_while_requests_run() -> None:
     running = Running()
-    with PacedExecutor(3, lambda: True, lambda: 0.0) as executor:
+    with PacedExecutor(3, lambda: True) as executor:
         pieces = [executor.submit(running.piece) for _ in range(3)]
         assert running.entered.acquire(timeout=30)
         assert not running.entered.acquire(timeout=0.1), "a second piece ran beside decoding"
-        assert executor.wanted == 1
         running.release.set()
         for piece in pieces:
             piece.result(30)
-        assert executor.wanted == 0
 
 
-def test_it_rests_while_requests_run_and_goes_on_after() -> None:
-    now = [BURST_S + REST_S / 2]
-    with PacedExecutor(2, lambda: True, lambda: now[0]) as executor:
-        piece = executor.submit(int)
-        assert executor.wanted == 0, "decoding may use every thread meanwhile"
-        assert not piece.done()
-        now[0] = 0.0
-        assert piece.result(30) == 0
-
-
-def test_it_rests_for_nobody() -> None:
-    with PacedExecutor(2, lambda: False, lambda: BURST_S + REST_S / 2) as executor:
+def test_it_rests_beside_decoding_only() -> None:
+    rests: list[float] = []
+    decoding = [True]
+    with PacedExecutor(2, lambda: decoding[0], rests.append) as executor:
         assert executor.submit(int).result(30) == 0
+        assert len(rests) == 1
+        assert 0 <= rests[0] <= REST_MAX_S
+        decoding[0] = False
+        assert executor.submit(int).result(30) == 0
+        assert len(rests) == 1
