@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from blake3 import blake3
 
@@ -168,8 +169,13 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """BLAKE3-256, hex, over everything that the plan commits to (not the prediction)."""
-        content = asdict(self)
+        content = _fields(self)
         content.pop("predicted_pause_ms")
         hasher = blake3(derive_key_context="rowlock v1 plan")
-        hasher.update(json.dumps(content, sort_keys=True).encode())
+        hasher.update(json.dumps(content, sort_keys=True, default=_fields).encode())
         return hasher.hexdigest()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A dataclass as JSON takes it; unlike ``asdict`` it copies no list of groups."""
+    return {item.name: getattr(value, item.name) for item in fields(value)}

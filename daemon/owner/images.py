@@ -25,7 +25,7 @@ SLICE_BYTES: Final = 8 * 1024 * 1024
 """Device bytes read in one step of the owner thread at most, so that decoding goes on meanwhile."""
 SLICE_S: Final = 0.002
 """Seconds after which such a step ends, whatever it has read: fresh memory can be slow to come by."""
-READ_BYTES: Final = 1024 * 1024
+READ_BYTES: Final = 512 * 1024
 """Device bytes of one read in such a step."""
 COMPARE_BYTES: Final = 2 * 1024 * 1024
 """Bytes read back and compared at a time: small enough to stay in cache."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from rowlock.bindings.checkpoint.identity import Identity
@@ -94,10 +94,10 @@ class TransitionRecord:
 
 def summarise_plan(plan: Plan) -> dict[str, Any]:
     """A plan as JSON-able values: group lists become counts."""
-    values = asdict(plan)
-    for identity in ("from_identity", "to_identity"):
-        values.pop(identity)
-    values["changes"] = [{**change, "groups": len(change["groups"])} for change in values["changes"]]
+    left_out = {"from_identity", "to_identity", "changes", "blockers"}
+    values = {item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in left_out}
+    values["changes"] = [{**asdict(replace(item, groups=())), "groups": len(item.groups)} for item in plan.changes]
+    values["blockers"] = [asdict(item) for item in plan.blockers]
     return {**values, "digest": plan.digest}
 
 
