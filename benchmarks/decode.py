@@ -1,0 +1,109 @@
+"""Steps of the CPU binding, with its own kernels and with torch's, in alternating runs.
+
+    python benchmarks/decode.py --checkpoint DIR [--threads N] [--runs 5] [--json FILE]
+
+Milliseconds of one step of 1, 2, 4 and 8 sequences that decode (the sampler included), and of a prompt, both in one
+process and over the same weights. *floor*: reading all weights once at the machine's memory bandwidth (copying, both ways).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.cpu.threads import HostThreads
+from rowlock.bindings.device import Sampling
+from rowlock.bindings.model.config import ModelConfig, parse_config
+from rowlock.bindings.model.decoder import Decoder
+from rowlock.bindings.model.generation import DecoderSequence, Forward, Stepper
+from rowlock.bindings.model.layout import layout_of
+
+BATCHES = (1, 2, 4, 8)
+PROMPTS = (16, 512)
+STEPS = 20
+
+
+def load(directory: Path) -> tuple[ModelConfig, dict[str, torch.Tensor], int]:
+    """Weights of a bf16 checkpoint as the binding holds them, and their bytes."""
+    with Checkpoint.open(directory) as checkpoint:
+        config = parse_config(directory, checkpoint.config)
+        layout = layout_of(checkpoint, config)
+        weights = {}
+        for name, parent in layout.parents.items():
+            data = np.empty(parent.nbytes, np.uint8)
+            for item in layout.in_parent(name):
+                checkpoint.read_into(item.tensor.name, 0, data[item.offset : item.offset + item.tensor.nbytes])
+            weights[name] = torch.from_numpy(data).view(torch.bfloat16).view(parent.rows, -1)
+    return config, weights, layout.nbytes
+
+
+def step_ms(decoder: Decoder, forward: Forward, batch: int) -> float:
+    """The median step of so many sequences with some thirty tokens each."""
+    stepper = Stepper(forward)
+    sequences = [DecoderSequence(decoder, tuple(range(100 + i, 116 + i)), Sampling(), 100) for i in range(batch)]
+    while any(sequence.in_prompt for sequence in sequences):
+        stepper.advance(sequences, 128)
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        stepper.advance(sequences, 128)
+        times.append((time.perf_counter() - start) * 1000)
+    return statistics.median(times)
+
+
+def prompt_ms(decoder: Decoder, forward: Forward, length: int) -> float:
+    stepper, sequence = Stepper(forward), DecoderSequence(decoder, tuple(range(100, 100 + length)), Sampling(), 600)
+    start = time.perf_counter()
+    while sequence.in_prompt:
+        stepper.advance([sequence], 128)
+    return (time.perf_counter() - start) * 1000
+
+
+def floor_ms(nbytes: int) -> float:
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append((time.perf_counter() - start) * 1000 / 2)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    config, weights, nbytes = load(options.checkpoint.resolve())
+    threads = HostThreads(options.threads)
+    plain = Decoder(config, weights)
+    arms = {"kernels": threads.create_decoder(config, weights), "torch": (plain, plain.forward)}
+    found: dict[str, list[float]] = {}
+    for run in range(options.runs + 1):
+        for arm, (decoder, forward) in arms.items():
+            torch.set_num_threads(1 if arm == "kernels" else options.threads)
+            measured = {f"{arm}, step of {batch}": step_ms(decoder, forward, batch) for batch in BATCHES}
+            measured |= {f"{arm}, prompt of {length}": prompt_ms(decoder, forward, length) for length in PROMPTS}
+            if run:  # the first is a smoke run
+                for name, value in measured.items():
+                    found.setdefault(name, []).append(value)
+    medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
+    medians["floor"] = round(floor_ms(nbytes), 1)
+    for name, value in medians.items():
+        print(f"  {name:<24}{value:>10.1f} ms")
+    if options.json:
+        options.json.write_text(json.dumps({"medians": medians, "runs": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
