@@ -3,7 +3,8 @@
     python benchmarks/decode.py --checkpoint DIR [--threads N] [--runs 5] [--json FILE]
 
 Milliseconds of one step of 1, 2, 4 and 8 sequences that decode (the sampler included), and of a prompt, both in one
-process and over the same weights. *floor*: reading all weights once at the machine's memory bandwidth (copying, both ways).
+process and over the same weights. *floor*: reading all weights once at the machine's memory bandwidth (copying, both
+ways).
 """
 
 from __future__ import annotations
