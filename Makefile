@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-atom test-rngd check sim faults planted kills load stubs bench clean env-atom env-rngd
+.PHONY: demo test test-atom test-rngd check sim faults planted kills signals load stubs bench clean env-atom env-rngd
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -18,6 +18,10 @@ test: $(READY) $(MODEL)
 # The daemon killed at every point in turn, on the tiny model and on the real one.
 kills: $(READY) $(MODEL)
 	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py
+
+# SIGTERM and SIGINT at every step of starting and of a transition.
+signals: $(READY)
+	$(BIN)/python -m pytest -m "campaign or not campaign" tests/system/test_signals.py
 
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)

@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT at every step of starting, of a transition and of stopping: the daemon ends in good order.
 
 It ends with 0, whatever it was doing; before the first device write a transition ends in CANCELLED, after it
-it is brought to its end; the next daemon finds nothing in its way.
+it is brought to its end; the next daemon finds nothing in its way. `make test` runs some of the steps, `make signals` all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +68,13 @@ STARTING = {
 }
 
 
-@pytest.mark.parametrize("step", STARTING)
-@pytest.mark.parametrize("number", SIGNALS)
+def cases(steps: Iterable[str], always: Container[str]) -> list[object]:
+    """One case a step, signals in turn; those not always run belong to the campaign."""
+    marks = [() if step in always else pytest.mark.campaign for step in steps]
+    return [pytest.param(step, SIGNALS[i % 2], marks=marks[i], id=step) for i, step in enumerate(steps)]
+
+
+@pytest.mark.parametrize(("step", "number"), cases(STARTING, ("before the runtime", "half uploaded", "published")))
 def test_while_starting(tiny: Path, tmp_path: Path, step: str, number: signal.Signals) -> None:
     pause = Pause(tmp_path / "pause.json")
     socket = tmp_path / "socket"
@@ -101,7 +106,10 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("step", "number"), [(step, SIGNALS[i % 2]) for i, step in enumerate(STEPS)])
+ALWAYS = ("opened", "the undo is written", "before the first write", "before the publish")
+
+
+@pytest.mark.parametrize(("step", "number"), cases(STEPS, ALWAYS))
 def test_during_a_transition(tiny: Path, tmp_path: Path, step: str, number: signal.Signals) -> None:
     pause = Pause(tmp_path / "pause.json")
     target = change_rows(tiny, tmp_path / "target", EMBED, [5, 200], negate)
