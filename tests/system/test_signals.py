@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT at every step of starting, of a transition and of stopping: the daemon ends in good order.
 
 It ends with 0, whatever it was doing; before the first device write a transition ends in CANCELLED, after it
-it is brought to its end; the next daemon finds nothing in its way. `make test` runs some of the steps, `make signals` all.
+it is brought to its end; the next daemon finds nothing in its way. `make test` runs some of the
+steps, `make signals` all.
 """
 
 from __future__ import annotations
