@@ -178,4 +178,5 @@ class Plan:
 
 def _fields(value: Any) -> dict[str, Any]:
     """A dataclass as JSON takes it; unlike ``asdict`` it copies no list of groups."""
-    return {item.name: getattr(value, item.name) for item in fields(value)}
+    stored = vars(value)
+    return {item.name: stored[item.name] for item in fields(value)}

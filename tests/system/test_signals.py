@@ -131,6 +131,7 @@ def test_during_a_transition(tiny: Path, tmp_path: Path, step: str, number: sign
         assert again.client.call(again.client.owner.Verify, owner_pb2.VerifyRequest()).ok
 
 
+@pytest.mark.campaign
 def test_signals_while_it_stops_change_nothing(tiny: Path, tmp_path: Path) -> None:
     with DaemonProcess(tmp_path / "state", ["--checkpoint", str(tiny), "--threads", "2"]) as daemon:
         while daemon.process.poll() is None:
