@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from rowlock.bindings.device import Binding, DeviceError
 
 
 @dataclass(frozen=True)
@@ -17,3 +20,20 @@ class Finding:
     name: str
     ok: bool
     detail: str
+
+
+def open_and_look(open_binding: Callable[[], Binding]) -> Iterator[Finding]:
+    """Whether a binding opens and its device answers, and what the binding says of itself."""
+    try:
+        binding = open_binding()
+        binding.memory.probe()
+    except DeviceError as error:
+        yield Finding("device", False, str(error))
+        return
+    facts = binding.facts
+    yield Finding(
+        "device",
+        True,
+        f"{facts.device}, here {facts.logical}: {facts.execution}, readback proves {facts.readback}"
+        + "".join(f"; {option}" for option in facts.test_options),
+    )

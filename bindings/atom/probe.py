@@ -9,8 +9,7 @@ from pathlib import Path
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.atom.binding import AtomBinding
 from rowlock.bindings.atom.sdk import RblnModule, load, package_version
-from rowlock.bindings.device import DeviceError
-from rowlock.bindings.finding import Finding
+from rowlock.bindings.finding import Finding, open_and_look
 
 NODES = Path("/dev")
 SYSFS = Path("/sys/class/rebellions")
@@ -52,19 +51,7 @@ def _device(address: DeviceAddress, rbln: RblnModule, without_hardware: bool) ->
     if not rbln.is_dummy_device():
         properties = rbln.get_device_properties(address.logical)
         yield Finding("npu", True, f"{properties.name}, {properties.total_memory / 1e9:.1f} GB")
-    try:
-        binding = AtomBinding(address, rbln, threads=1)
-        binding.memory.probe()
-    except DeviceError as error:
-        yield Finding("device", False, str(error))
-        return
-    facts = binding.facts
-    yield Finding(
-        "device",
-        True,
-        f"{facts.device}, here {facts.logical}: {facts.execution}, readback proves {facts.readback}"
-        + "".join(f"; {option}" for option in facts.test_options),
-    )
+    yield from open_and_look(lambda: AtomBinding(address, rbln, threads=1))
 
 
 def _first_sentence(error: BaseException) -> str:

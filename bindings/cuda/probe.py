@@ -12,8 +12,7 @@ import torch
 
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.cuda.binding import CudaBinding
-from rowlock.bindings.device import DeviceError
-from rowlock.bindings.finding import Finding
+from rowlock.bindings.finding import Finding, open_and_look
 
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY: Final = "libcuda.so.1"
@@ -46,15 +45,4 @@ def _driver() -> Finding:
 def _device(address: DeviceAddress) -> Iterator[Finding]:
     properties = torch.cuda.get_device_properties(address.logical)
     yield Finding("gpu", True, f"{properties.name}, {properties.total_memory / 1e9:.1f} GB")
-    try:
-        binding = CudaBinding(address, threads=1)
-        binding.memory.probe()
-    except DeviceError as error:
-        yield Finding("device", False, str(error))
-        return
-    facts = binding.facts
-    yield Finding(
-        "device",
-        True,
-        f"{facts.device}, here {facts.logical}: {facts.execution}, readback proves {facts.readback}",
-    )
+    yield from open_and_look(lambda: CudaBinding(address, threads=1))
