@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import write_tiny
+from support.reference import greedy, loaded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding
-from rowlock.bindings.device import Sampling
-from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Span
-from rowlock.bindings.model.layout import layout_of
 from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.daemon.owner.text import Text
 
@@ -41,16 +39,7 @@ PROMPTS = (
 
 
 def load(directory: Path, threads: int = 2) -> DecoderRuntime:
-    binding = CpuBinding(threads)
-    with Checkpoint.open(directory) as checkpoint:
-        config = parse_config(directory, checkpoint.config)
-        layout = layout_of(checkpoint, config)
-        runtime = binding.create_runtime(config, layout)
-        for name, item in layout.placements.items():
-            data = np.empty(item.tensor.nbytes, np.uint8)
-            checkpoint.read_into(name, 0, data)
-            binding.memory.write_rows(runtime.allocations[item.parent], item.first_row, data)
-    return runtime
+    return loaded(CpuBinding(threads), directory)
 
 
 def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
@@ -58,17 +47,6 @@ def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     decoder = runtime._decoder
     assert decoder is not None
     return decoder.forward([Span(torch.tensor(tokens), decoder.new_cache(len(tokens)))], last_only=False)
-
-
-def greedy(runtime: DecoderRuntime, tokens: list[int], count: int) -> list[int]:
-    sequence = runtime.open_sequence(tuple(tokens), Sampling(), len(tokens) + count)
-    found: list[int] = []
-    while len(found) < count:
-        (token,) = runtime.advance([sequence])
-        if token is not None:
-            assert isinstance(token, int), token
-            found.append(token)
-    return found
 
 
 def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -110,14 +88,14 @@ def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[DecoderRuntime, 
     print(f"largest absolute logit difference {difference} of {float(theirs.abs().max()):.1f}")
     assert difference <= LOGIT_BOUND
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1)), "top-1 at every position"
-    assert greedy(runtime, tokens, 64) == reference_greedy(model, tokens, 64)
+    assert greedy(runtime, tuple(tokens), 64) == reference_greedy(model, tokens, 64)
 
 
 def test_a_prompt_longer_than_a_chunk_on_the_real_model(real: tuple[DecoderRuntime, Any, Text]) -> None:
     runtime, model, text = real
     tokens = list(text.encode("The Eiffel Tower is a wrought-iron lattice tower in Paris, France. " * 50))[:700]
     assert len(tokens) == 700
-    assert greedy(runtime, tokens, 16) == reference_greedy(model, tokens, 16)
+    assert greedy(runtime, tuple(tokens), 16) == reference_greedy(model, tokens, 16)
 
 
 LLAMA3_ROPE = {
@@ -149,7 +127,7 @@ def test_every_option_of_the_family_in_float32(tmp_path: Path, config: dict[str,
     ours, theirs = logits(runtime, tokens), reference_logits(model, tokens)
     assert float((ours - theirs).abs().max()) < 1e-3
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
-    assert greedy(runtime, tokens[:20], 64) == reference_greedy(model, tokens[:20], 64)
+    assert greedy(runtime, tuple(tokens[:20]), 64) == reference_greedy(model, tokens[:20], 64)
 
 
 def test_loading_twice_gives_the_same_bits(real_model: Path, real: tuple[DecoderRuntime, Any, Text]) -> None:

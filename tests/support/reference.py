@@ -11,11 +11,11 @@ from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.layout import layout_of
+from rowlock.bindings.model.runtime import DecoderRuntime
 
 
-def cpu_tokens(directory: Path, prompt: tuple[int, ...], count: int) -> list[int]:
-    """Greedy tokens of a checkpoint on a fresh CPU binding."""
-    binding = CpuBinding(threads=1)
+def loaded(binding: CpuBinding, directory: Path) -> DecoderRuntime:
+    """A runtime that holds a checkpoint."""
     with Checkpoint.open(directory) as checkpoint:
         config = parse_config(directory, checkpoint.config)
         layout = layout_of(checkpoint, config)
@@ -25,12 +25,25 @@ def cpu_tokens(directory: Path, prompt: tuple[int, ...], count: int) -> list[int
             checkpoint.read_into(name, 0, data)
             binding.memory.write_rows(runtime.allocations[placement.parent], placement.first_row, data)
     binding.memory.fence()
+    return runtime
+
+
+def greedy(runtime: DecoderRuntime, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Greedy tokens of a loaded runtime."""
     sequence = runtime.open_sequence(prompt, Sampling(), len(prompt) + count)
-    tokens: list[int] = []
-    while len(tokens) < count:
+    found: list[int] = []
+    while len(found) < count:
         (token,) = runtime.advance([sequence])
-        if isinstance(token, int):
-            tokens.append(token)
+        if token is not None:
+            assert isinstance(token, int), token
+            found.append(token)
     sequence.close()
+    return found
+
+
+def cpu_tokens(directory: Path, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Greedy tokens of a checkpoint on a fresh CPU binding."""
+    binding = CpuBinding(threads=1)
+    tokens = greedy(loaded(binding, directory), prompt, count)
     binding.close()
     return tokens

@@ -18,6 +18,7 @@ from support.certificates import write_certificates
 from support.checkpoints import EMBED, change_rows, negate, read_tensor
 from support.commands import rowlock
 from support.daemons import answer, begin, owner, refused, states, transition
+from support.disks import mounted_tmpfs
 
 from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
@@ -233,15 +234,8 @@ def test_sigterm_at_each_step_ends_in_order(tmp_path: Path, tiny: Path, target: 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 6 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"NOT TESTED: a full disk, since no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with mounted_tmpfs(tmp_path / "disk", "6m", "a full disk") as path:
+        yield path
 
 
 def test_a_full_disk_at_any_durable_step(small_disk: Path, tiny: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import Finished, rowlock
 from support.daemons import answer, owner, states, transition
+from support.disks import mounted_tmpfs
 from support.old_journal import make_old
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -45,15 +46,8 @@ def target(tiny: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, that can be made read-only."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"NOT TESTED: a read-only disk, since none can be mounted here: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with mounted_tmpfs(tmp_path / "disk", "64m", "a read-only disk") as path:
+        yield path
 
 
 def remount(disk: Path, how: str) -> None:
