@@ -81,7 +81,7 @@ class NativeDecoder:
             self._workspace = torch.empty(needed, dtype=torch.uint8)
         logits = torch.empty(count, self._decoder.config.vocab, dtype=torch.bfloat16)
         self._kernels.library.decode(
-            self._kernels.pool, self._kernels.width, self._model, rows, count,
+            self._kernels.pool, self._model, rows, count,
             logits.data_ptr(), self._workspace.data_ptr(),
         )  # fmt: skip
         for span in spans:

@@ -56,7 +56,7 @@ def load_kernels() -> ctypes.CDLL | None:
         "linear_supported": (c_int, []),
         "pool_create": (c_void_p, [c_int]),
         "pool_destroy": (None, [c_void_p]),
-        "linear": (None, [c_void_p, c_int, *[c_void_p] * 4, *[c_long] * 3]),
+        "linear": (None, [*[c_void_p] * 5, *[c_long] * 3]),
         "attend": (
             None,
             [AttentionRows, c_long, c_long, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long],
@@ -64,7 +64,7 @@ def load_kernels() -> ctypes.CDLL | None:
         "decode_workspace": (c_long, [POINTER(DecoderModel), c_long]),
         "decode": (
             None,
-            [c_void_p, c_int, POINTER(DecoderModel), POINTER(DecoderSequence), c_long, c_void_p, c_void_p],
+            [c_void_p, POINTER(DecoderModel), POINTER(DecoderSequence), c_long, c_void_p, c_void_p],
         ),
     }
     for name, (result, arguments) in signatures.items():
@@ -79,7 +79,6 @@ class Kernels:
     Attributes:
         library: the compiled functions.
         pool: their first argument.
-        width: threads to use, at most those it was made with.
 
     """
 
@@ -88,7 +87,6 @@ class Kernels:
         self.pool = library.pool_create(threads)
         if not self.pool:
             raise MemoryError(f"cannot start {threads} threads")
-        self.width = threads
 
     def __del__(self) -> None:
         self.library.pool_destroy(self.pool)

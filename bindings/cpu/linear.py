@@ -26,7 +26,7 @@ def native_linear(kernels: Kernels) -> Callable[[torch.Tensor, torch.Tensor], to
         result = torch.empty(count, outer, dtype=torch.bfloat16)
         wide = torch.empty(count * inner, dtype=torch.float32)
         kernels.library.linear(
-            kernels.pool, kernels.width, rows.data_ptr(), weights.data_ptr(), result.data_ptr(), wide.data_ptr(),
+            kernels.pool, rows.data_ptr(), weights.data_ptr(), result.data_ptr(), wide.data_ptr(),
             count, outer, inner,
         )  # fmt: skip
         return result

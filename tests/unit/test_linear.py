@@ -18,16 +18,17 @@ Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Kernels:
+def natives() -> list[Linear]:
+    """The product on one, two and three threads."""
     library = load_kernels()
     if library is None:
         pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
-    return Kernels(library, 3)
+    return [native_linear(Kernels(library, threads)) for threads in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
-def native(kernels: Kernels) -> Linear:
-    return native_linear(kernels)
+def native(natives: list[Linear]) -> Linear:
+    return natives[-1]
 
 
 def cancelling(count: int, outer: int, inner: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +43,9 @@ def cancelling(count: int, outer: int, inner: int, seed: int) -> tuple[torch.Ten
 @pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
 @pytest.mark.parametrize("inner", [1, 3, 8, 16, 17, 24, 40, 64, 96, 100, 130, 576, 1536, 2048])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
-def test_bits_of_torch(kernels: Kernels, native: Linear, inner: int, count: int) -> None:
+def test_bits_of_torch(natives: list[Linear], inner: int, count: int) -> None:
     rows, weights = cancelling(count, 101, inner, seed=inner * 10 + count)
-    for kernels.width in (1, 2, 3):
+    for native in natives:
         assert torch.equal(native(rows, weights), F.linear(rows, weights))
 
 
@@ -78,10 +79,9 @@ def test_other_dtypes_are_left_to_torch(native: Linear) -> None:
     assert torch.equal(native(rows, weights), F.linear(rows, weights))
 
 
-def test_many_products_in_a_row(kernels: Kernels, native: Linear) -> None:
+def test_many_products_in_a_row(native: Linear) -> None:
     """The pool hands one job after the other to threads that come late: none is lost, none is done twice wrongly."""
     rows, weights = cancelling(2, 600, 64, seed=3)
-    kernels.width = 3
     first = native(rows, weights)
     for _ in range(3000):
         assert torch.equal(native(rows, weights), first)

@@ -169,7 +169,7 @@ static void gather_last(const decoder_sequence *sequences, long count, const uin
   }
 }
 
-void decode(pool *threads, int width, const decoder *m, const decoder_sequence *sequences, long count,
+void decode(pool *threads, const decoder *m, const decoder_sequence *sequences, long count,
             uint16_t *logits, void *memory) {
   char *at = (char *)(((uintptr_t)memory + ALIGN - 1) / ALIGN * ALIGN);
   long rows = 0, hidden = m->hidden, inner = m->intermediate, q_rows = m->heads * m->head_dim;
@@ -181,18 +181,18 @@ void decode(pool *threads, int width, const decoder *m, const decoder_sequence *
   for (long layer = 0; layer < m->layers; layer++) {
     const decoder_layer *l = m->layer + layer;
     rms_norm(w.hidden, l->input_norm, w.normed, rows, hidden, m->norm_eps);
-    linear(threads, width, w.normed, l->qkv, w.qkv, w.wide, rows, qkv_rows(m), hidden);
+    linear(threads, w.normed, l->qkv, w.qkv, w.wide, rows, qkv_rows(m), hidden);
     attention job = {m, sequences, &w, layer};
-    pool_run(threads, width, attend_head, &job, count * m->kv_heads);
-    linear(threads, width, w.attended, l->o, w.product, w.wide, rows, hidden, q_rows);
+    pool_run(threads, attend_head, &job, count * m->kv_heads);
+    linear(threads, w.attended, l->o, w.product, w.wide, rows, hidden, q_rows);
     add(w.hidden, w.product, rows * hidden);
     rms_norm(w.hidden, l->post_norm, w.normed, rows, hidden, m->norm_eps);
-    linear(threads, width, w.normed, l->gate_up, w.gate_up, w.wide, rows, 2 * inner, hidden);
+    linear(threads, w.normed, l->gate_up, w.gate_up, w.wide, rows, 2 * inner, hidden);
     for (long row = 0; row < rows; row++) gate(w.gate_up + row * 2 * inner, w.mlp + row * inner, inner);
-    linear(threads, width, w.mlp, l->down, w.product, w.wide, rows, hidden, inner);
+    linear(threads, w.mlp, l->down, w.product, w.wide, rows, hidden, inner);
     add(w.hidden, w.product, rows * hidden);
   }
   gather_last(sequences, count, w.hidden, w.product, hidden);
   rms_norm(w.product, m->norm, w.normed, count, hidden, m->norm_eps);
-  linear(threads, width, w.normed, m->head, logits, w.wide, count, m->vocab, hidden);
+  linear(threads, w.normed, m->head, logits, w.wide, count, m->vocab, hidden);
 }

@@ -32,5 +32,5 @@ long decode_workspace(const decoder *model, long rows);
 
 /* Adds the new tokens' K/V behind each sequence's `length`, and writes logits [count][vocab], bfloat16, of
  * the last token of each. What a sequence gets does not depend on the others. */
-void decode(pool *threads, int width, const decoder *model, const decoder_sequence *sequences, long count,
+void decode(pool *threads, const decoder *model, const decoder_sequence *sequences, long count,
             uint16_t *logits, void *workspace);

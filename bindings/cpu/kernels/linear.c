@@ -120,12 +120,12 @@ int linear_supported(void) {
 #endif
 }
 
-SIMD void linear(pool *threads, int width, const uint16_t *x, const uint16_t *w, uint16_t *y, float *wide, long m,
+SIMD void linear(pool *threads, const uint16_t *x, const uint16_t *w, uint16_t *y, float *wide, long m,
                  long n, long k) {
   for (long i = 0; i < m * k; i++) wide[i] = widen_one(x[i]);
-  long rows = n / (8 * (width > 0 ? width : 1)) / TILE_N * TILE_N;
+  long rows = n / (8 * pool_threads(threads)) / TILE_N * TILE_N;
   if (rows < 4 * TILE_N) rows = 4 * TILE_N;
   if (rows > 32 * TILE_N) rows = 32 * TILE_N;
   product job = {wide, w, y, m, n, k, rows};
-  pool_run(threads, width, piece, &job, (n + rows - 1) / rows);
+  pool_run(threads, piece, &job, (n + rows - 1) / rows);
 }

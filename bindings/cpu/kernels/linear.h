@@ -9,5 +9,5 @@
 int linear_supported(void);
 
 /* x [m][k] and w [n][k], bfloat16 -> y [m][n], bfloat16. `wide`: m * k floats to work in. */
-void linear(pool *threads, int width, const uint16_t *x, const uint16_t *w, uint16_t *y, float *wide, long m, long n,
+void linear(pool *threads, const uint16_t *x, const uint16_t *w, uint16_t *y, float *wide, long m, long n,
             long k);

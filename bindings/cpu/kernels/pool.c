@@ -10,18 +10,11 @@ enum {
   SPIN_YIELD = 20000 /* looks before the caller gives its core to a worker that holds the last piece */
 };
 
-typedef struct {
-  pool *owner;
-  int index; /* 1 .. threads-1; the caller is 0 */
-  pthread_t thread;
-} worker;
-
 struct pool {
   /* The job. Written by the caller only while `open` is 0 and `inside` is 0. */
   pool_piece run;
   const void *job;
   long pieces;
-  int width;
 
   atomic_long next;   /* the next piece */
   atomic_int inside;  /* workers that may look at the job */
@@ -34,7 +27,7 @@ struct pool {
   int ending; /* under lock */
 
   int workers;
-  worker worker[];
+  pthread_t worker[];
 };
 
 static inline void relax(void) {
@@ -68,13 +61,12 @@ static unsigned await_job(pool *p, unsigned seen) {
 }
 
 static void *work(void *argument) {
-  worker *self = argument;
-  pool *p = self->owner;
+  pool *p = argument;
   unsigned serial = 1;
   while ((serial = await_job(p, serial))) {
     /* Enter, then look whether the job is still there: the caller closes it, then waits for those inside. */
     atomic_fetch_add(&p->inside, 1);
-    if (atomic_load(&p->open) && self->index < p->width) take_pieces(p);
+    if (atomic_load(&p->open)) take_pieces(p);
     atomic_fetch_sub(&p->inside, 1);
   }
   return NULL;
@@ -82,16 +74,13 @@ static void *work(void *argument) {
 
 pool *pool_create(int threads) {
   int workers = threads > 1 ? threads - 1 : 0;
-  pool *p = calloc(1, sizeof(pool) + sizeof(worker) * (size_t)workers);
+  pool *p = calloc(1, sizeof(pool) + sizeof(pthread_t) * (size_t)workers);
   if (!p) return NULL;
   atomic_store(&p->serial, 1);
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->changed, NULL);
   for (; p->workers < workers; p->workers++) {
-    worker *w = &p->worker[p->workers];
-    w->owner = p;
-    w->index = p->workers + 1;
-    if (pthread_create(&w->thread, NULL, work, w)) {
+    if (pthread_create(&p->worker[p->workers], NULL, work, p)) {
       pool_destroy(p);
       return NULL;
     }
@@ -108,15 +97,16 @@ static void announce(pool *p) {
   pthread_mutex_unlock(&p->lock);
 }
 
-void pool_run(pool *p, int width, pool_piece run, const void *job, long pieces) {
-  if (width < 2 || !p->workers || pieces < 2) {
+int pool_threads(const pool *p) { return p->workers + 1; }
+
+void pool_run(pool *p, pool_piece run, const void *job, long pieces) {
+  if (!p->workers || pieces < 2) {
     for (long piece = 0; piece < pieces; piece++) run(job, piece);
     return;
   }
   p->run = run;
   p->job = job;
   p->pieces = pieces;
-  p->width = width;
   atomic_store(&p->next, 0);
   atomic_store(&p->open, 1);
   announce(p);
@@ -134,7 +124,7 @@ void pool_destroy(pool *p) {
   atomic_fetch_add(&p->serial, 1);
   pthread_cond_broadcast(&p->changed);
   pthread_mutex_unlock(&p->lock);
-  for (int index = 0; index < p->workers; index++) pthread_join(p->worker[index].thread, NULL);
+  for (int index = 0; index < p->workers; index++) pthread_join(p->worker[index], NULL);
   pthread_cond_destroy(&p->changed);
   pthread_mutex_destroy(&p->lock);
   free(p);

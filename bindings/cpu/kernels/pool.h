@@ -14,9 +14,11 @@ typedef void (*pool_piece)(const void *job, long piece);
 /* A pool of `threads` in all, the caller counted. NULL when threads cannot be made. */
 pool *pool_create(int threads);
 
-/* Run pieces 0 .. pieces-1 on at most `width` threads, the caller counted; returns when all are done.
- * One caller at a time. */
-void pool_run(pool *p, int width, pool_piece run, const void *job, long pieces);
+/* How many threads there are, the caller counted. */
+int pool_threads(const pool *p);
+
+/* Run pieces 0 .. pieces-1; returns when all are done. One caller at a time. */
+void pool_run(pool *p, pool_piece run, const void *job, long pieces);
 
 /* End the threads. Nothing may run. */
 void pool_destroy(pool *p);
