@@ -63,6 +63,11 @@ class ModelConfig:
     tied: bool
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer: how many positions a token may look at, its own included; None: all of them."""
+        return (None,) * self.layers
+
+    @property
     def q_rows(self) -> int:
         return self.heads * self.head_dim
 
