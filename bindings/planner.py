@@ -124,8 +124,7 @@ def _changes(resident: Model, target: Model) -> list[TensorChange]:
     for name, tensor in resident.manifest.tensors.items():
         groups = tensor.differing_groups(target.manifest.tensors[name])
         if groups:
-            spans = [tensor.info.group_span(group) for group in groups]
-            rows = sum(stop - first for first, stop in spans)
+            rows = tensor.info.rows_of(groups)
             parent = resident.layout.placements[name].parent
             changes.append(TensorChange(name, parent, tuple(groups), rows, rows * tensor.info.row_bytes))
     return changes

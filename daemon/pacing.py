@@ -1,4 +1,4 @@
-"""Staging gives way to decoding: one thread, and rests, while requests run."""
+"""Staging gives way to decoding: while requests run, one thread works, and only so much in each step of theirs."""
 
 from __future__ import annotations
 
@@ -6,47 +6,81 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 LOOK_EVERY_S: Final = 0.02
-REST: Final = 1.5
-"""While requests run, staging rests so many times as long as it worked: what it takes from the memory's and the cores'
-time then comes in small pieces."""
-REST_MAX_S: Final = 0.03
+STEP_LOOK_S: Final = 0.003
+STEP_SHARE_S: Final = 0.005
+"""Seconds of staging in one step of decoding. A piece that was begun is finished."""
+STEP_WAIT_S: Final = 0.25
+"""How long staging waits for a step to end: one that takes longer is of a size that staging cannot hurt."""
+
+
+class Decoder(Protocol):
+    """What staging gives way to.
+
+    Attributes:
+        active: requests that run.
+        steps: taken so far.
+
+    """
+
+    @property
+    def active(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
 
 
 class PacedExecutor(ThreadPoolExecutor):
-    """Runs pieces of staging: on all threads when nothing decodes, else on one, with rests.
+    """Runs pieces of staging: on all threads when nothing decodes, else a few on one thread in every step.
 
     Args:
         threads: at most.
-        decoding: whether requests run just now.
+        decoder: read from any thread.
         rest: takes seconds.
 
     """
 
-    def __init__(self, threads: int, decoding: Callable[[], bool], rest: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, threads: int, decoder: Decoder, rest: Callable[[float], None] = time.sleep) -> None:
         super().__init__(threads, "rowlock-hasher")
         self._width = threads
-        self._decoding = decoding
+        self._decoder = decoder
         self._rest = rest
         self._turn = threading.Condition()
         self._running = 0
+        self._step = -1
+        self._spent_s = 0.0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return super().submit(self._run, fn, *args, **kwargs)
 
     def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._turn:
-            while self._running >= (1 if self._decoding() else self._width):
+            while self._running >= (1 if self._decoder.active else self._width):
                 self._turn.wait(LOOK_EVERY_S)
             self._running += 1
         start = time.monotonic()
         try:
             return fn(*args, **kwargs)
         finally:
-            if self._decoding():
-                self._rest(min((time.monotonic() - start) * REST, REST_MAX_S))
+            if self._decoder.active:
+                self._account(time.monotonic() - start)
             with self._turn:
                 self._running -= 1
                 self._turn.notify()
+
+    def _account(self, seconds: float) -> None:
+        """Count what was spent in this step; when it is enough, wait for the next.
+
+        Beside decoding one thread is here at a time.
+        """
+        if self._decoder.steps != self._step:
+            self._step, self._spent_s = self._decoder.steps, 0.0
+        self._spent_s += seconds
+        if self._spent_s < STEP_SHARE_S:
+            return
+        waited = 0.0
+        while self._decoder.active and self._decoder.steps == self._step and waited < STEP_WAIT_S:
+            self._rest(STEP_LOOK_S)
+            waited += STEP_LOOK_S

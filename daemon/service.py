@@ -22,6 +22,7 @@ from rowlock.bindings.checkpoint.hashing import Hasher
 from rowlock.bindings.device import Binding
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import open_binding, parse_device
+from rowlock.daemon.interpreter import set_aside_long_lived, share_lock_fairly
 from rowlock.daemon.kill_file import KillFile
 from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
@@ -44,9 +45,6 @@ from rowlock.v1.errors import OwnerError
 WORKERS: Final = 4
 PLANNERS: Final = 4
 GRACE_S: Final = 2.0
-SWITCH_S: Final = 0.0002
-"""How long another thread may keep the interpreter's lock from one that asks for it. A step asks for it some
-dozen times, and at the default of 5 ms a busy planner can hold it up for 100 ms."""
 
 Log = Any
 """A structlog logger."""
@@ -60,7 +58,7 @@ def run(settings: Settings) -> None:
 
     """
     configure_logs()
-    sys.setswitchinterval(SWITCH_S)
+    share_lock_fairly()
     asyncio.run(_run(settings))
     sys.stderr.flush()
     # everything is closed; a thread that hangs in a file system must not keep the process alive
@@ -151,7 +149,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         log.warning("daemon.test_options", options=(*binding.facts.test_options, *test_options))
     clock = SystemClock()
     scheduler = Scheduler(clock.monotonic)
-    hashers = PacedExecutor(settings.threads, lambda: scheduler.active > 0)
+    hashers = PacedExecutor(settings.threads, scheduler)
     context = Context(
         clock,
         random_id,
@@ -208,6 +206,7 @@ async def _report_load(loaded: asyncio.Future[None], owner: Owner, log: Log) -> 
         log.error("model.absent", reason=error.reason.value, error=str(error), hint=error.hint)
     except Exception as error:  # noqa: BLE001 - reported; the owner's view has it too
         log.error("model.absent", error=repr(error))
+    set_aside_long_lived()
     resident = owner.view.resident
     if resident is not None:
         log.info("model.resident", generation=resident.generation, identity=resident.model.identity.digest[:12])

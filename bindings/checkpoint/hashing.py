@@ -125,12 +125,12 @@ def hash_groups(data: Bytes, group_bytes: int) -> bytes:
     )
 
 
-def chunks(info: TensorInfo, groups: range) -> Iterator[tuple[int, int]]:
-    """Byte ranges of about :data:`CHUNK_BYTES` that cover consecutive whole groups."""
+def chunks(info: TensorInfo, groups: range, nbytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+    """Byte ranges of about ``nbytes`` that cover consecutive whole groups."""
     if info.row_bytes == 0:
         return
     group_bytes = info.group_rows * info.row_bytes
-    step = max(CHUNK_BYTES // group_bytes, 1)
+    step = max(nbytes // group_bytes, 1)
     for first in range(groups.start, groups.stop, step):
         stop = min(first + step, groups.stop)
         yield first * group_bytes, min(stop * group_bytes, info.nbytes)

@@ -72,7 +72,8 @@ class TensorManifest:
         if self.digests == other.digests:
             return []
         rows = _digest_words(self.digests) != _digest_words(other.digests)
-        return [int(index) for index in np.flatnonzero(rows.any(axis=1))]
+        indices: list[int] = np.flatnonzero(rows.any(axis=1)).tolist()
+        return indices
 
 
 def _digest_words(digests: bytes) -> npt.NDArray[np.uint64]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Final
 
@@ -35,7 +37,7 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return (self.shape[-1] if self.shape else 1) * ITEM_BYTES[self.dtype]
 
@@ -47,7 +49,7 @@ class TensorInfo:
     def nbytes(self) -> int:
         return self.rows * self.row_bytes
 
-    @property
+    @cached_property
     def group_rows(self) -> int:
         """Rows of every group but the last, which may be shorter."""
         if self.row_bytes == 0:
@@ -62,3 +64,10 @@ class TensorInfo:
         """First row and row past the end of a group."""
         first = group * self.group_rows
         return first, min(first + self.group_rows, self.rows)
+
+    def rows_of(self, groups: Sequence[int]) -> int:
+        """Rows of different groups, in ascending order, together."""
+        if not groups:
+            return 0
+        first, last = self.group_span(groups[-1])
+        return (len(groups) - 1) * self.group_rows + last - first

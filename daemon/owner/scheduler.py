@@ -48,6 +48,11 @@ class Scheduler:
     """Runs requests on the resident model, one token of each at every step.
 
     While admission is closed nothing new starts; what has started goes on to its end.
+
+    Attributes:
+        admitting: whether admission is open.
+        steps: of the model, taken so far.
+
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -56,6 +61,7 @@ class Scheduler:
         self._active: list[_Active] = []
         self._admitting: GenerationRequest | None = None
         self.admitting = True
+        self.steps = 0
 
     @property
     def active(self) -> int:
@@ -165,6 +171,8 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - these requests fail, the owner goes on
             self.cancel_active(_failure(error))
             return
+        finally:
+            self.steps += 1
         for active, step in zip(batch, steps, strict=True):
             self._take(active, step)
 

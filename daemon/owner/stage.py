@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from rowlock.daemon.owner.images import Images, tensor_bytes
 from rowlock.daemon.owner.rows import count_nonfinite, group_runs, new_nonfinite, row_runs
 from rowlock.daemon.owner.target import RowSource
 from rowlock.v1.errors import OwnerError, Reason
+
+PIECE_BYTES: Final = 1024 * 1024
+"""Bytes of one job: a millisecond or two, since beside decoding a step bears only so much of them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Stager:
                     f"{tensor.info.name}: rows {first} to {last - 1} are not those of the target's manifest",
                 )
 
-        for start, stop in chunks(tensor.info, groups):
+        for start, stop in chunks(tensor.info, groups, PIECE_BYTES):
             yield self.executor.submit(job, start, stop)
 
     def nonfinite(self, images: Images, layout: Layout) -> int:
@@ -88,7 +92,7 @@ class Stager:
         jobs = [
             self.executor.submit(count_nonfinite, placement.tensor.dtype, tensor_bytes(images, placement)[start:stop])
             for placement in layout.placements.values()
-            for start, stop in chunks(placement.tensor, range(placement.tensor.groups))
+            for start, stop in chunks(placement.tensor, range(placement.tensor.groups), PIECE_BYTES)
         ]
         return sum(job.result() for job in jobs)
 
@@ -120,7 +124,7 @@ class Stager:
             for groups, differs in _runs(placement.tensor.groups, changed.get(name, ())):
                 if differs or not sparse:
                     job = _settle_changed if differs else _settle_same
-                    for start, stop in chunks(placement.tensor, groups):
+                    for start, stop in chunks(placement.tensor, groups, PIECE_BYTES):
                         spans = images[0][start:stop], images[1][start:stop]
                         jobs.append(self.executor.submit(job, old, new, start, spans[0], spans[1]))
         return jobs

@@ -594,9 +594,10 @@ def test_a_fifo_as_local_manifest_is_ignored(owner: OwnerHarness, target: Path) 
 
 def test_staging_works_under_any_niceness() -> None:
     code = (
-        "import os; os.nice(12)\n"
+        "import os, types; os.nice(12)\n"
         "from rowlock.daemon.pacing import PacedExecutor\n"
-        "with PacedExecutor(2, lambda: True) as executor: print(sum(executor.map(int, '12345')))\n"
+        "decoder = types.SimpleNamespace(active=1, steps=0)\n"
+        "with PacedExecutor(2, decoder) as executor: print(sum(executor.map(int, '12345')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "15"

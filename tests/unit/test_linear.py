@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,3 +87,22 @@ def test_many_products_in_a_row(native: Linear) -> None:
     first = native(rows, weights)
     for _ in range(3000):
         assert torch.equal(native(rows, weights), first)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a system without affinities")
+def test_two_threads_on_one_processor_come_to_an_end(natives: list[Linear]) -> None:
+    rows, weights = cancelling(4, 2001, 576, seed=3)
+    expected = natives[0](rows, weights)
+    allowed = os.sched_getaffinity(0)
+    threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    try:
+        for processors in ({min(allowed)}, allowed):  # no seat for the workers, then one
+            for thread in threads:
+                os.sched_setaffinity(thread, processors)
+            for native in natives:
+                for _ in range(20):
+                    assert torch.equal(native(rows, weights), expected)
+            assert all(os.sched_getaffinity(thread) == processors for thread in threads), "one stayed where it was put"
+    finally:
+        for thread in threads:
+            os.sched_setaffinity(thread, allowed)

@@ -168,3 +168,10 @@ def test_reading_reports_every_byte_once(hasher: Hasher, tiny: Path) -> None:
     with Checkpoint.open(tiny) as checkpoint:
         hasher.manifest(checkpoint, {}, counts.append)
         assert sum(counts) == sum(info.nbytes for info in checkpoint.tensors.values())
+
+
+def test_rows_of_some_groups_are_those_of_their_spans() -> None:
+    info = TensorInfo("w", "BF16", (1000, 576))
+    for groups in ([], [0], [0, 3, 5], [info.groups - 1], list(range(info.groups))):
+        spans = [info.group_span(group) for group in groups]
+        assert info.rows_of(groups) == sum(stop - first for first, stop in spans)

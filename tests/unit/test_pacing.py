@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 
-from rowlock.daemon.pacing import REST_MAX_S, PacedExecutor
+import pytest
+
+from rowlock.daemon import pacing
+from rowlock.daemon.pacing import STEP_LOOK_S, STEP_WAIT_S, PacedExecutor
+
+
+@dataclass
+class Decoding:
+    """So many requests that run; a step ends after so many looks of those who wait for it."""
+
+    active: int = 1
+    steps: int = 0
+    looks_per_step: int = 3
+    rests: list[float] = field(default_factory=list)
+
+    def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        if len(self.rests) % self.looks_per_step == 0:
+            self.steps += 1
 
 
 class Running:
@@ -21,7 +40,7 @@ class Running:
 
 def test_all_threads_while_nothing_decodes() -> None:
     running = Running()
-    with PacedExecutor(3, lambda: False) as executor:
+    with PacedExecutor(3, Decoding(active=0)) as executor:
         pieces = [executor.submit(running.piece) for _ in range(3)]
         for _ in pieces:
             assert running.entered.acquire(timeout=30)
@@ -29,8 +48,8 @@ def test_all_threads_while_nothing_decodes() -> None:
 
 
 def test_one_thread_while_requests_run() -> None:
-    running = Running()
-    with PacedExecutor(3, lambda: True) as executor:
+    running, decoding = Running(), Decoding()
+    with PacedExecutor(3, decoding, decoding.rest) as executor:
         pieces = [executor.submit(running.piece) for _ in range(3)]
         assert running.entered.acquire(timeout=30)
         assert not running.entered.acquire(timeout=0.1), "a second piece ran beside decoding"
@@ -39,13 +58,30 @@ def test_one_thread_while_requests_run() -> None:
             piece.result(30)
 
 
-def test_it_rests_beside_decoding_only() -> None:
-    rests: list[float] = []
-    decoding = [True]
-    with PacedExecutor(2, lambda: decoding[0], rests.append) as executor:
-        assert executor.submit(int).result(30) == 0
-        assert len(rests) == 1
-        assert 0 <= rests[0] <= REST_MAX_S
-        decoding[0] = False
-        assert executor.submit(int).result(30) == 0
-        assert len(rests) == 1
+def test_a_step_of_decoding_bears_only_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "STEP_SHARE_S", 0.0)  # the first piece has spent it
+    decoding = Decoding()
+    with PacedExecutor(2, decoding, decoding.rest) as executor:
+        for piece in range(1, 4):
+            executor.submit(int).result(30)
+            assert decoding.steps == piece, "a further piece ran in the same step"
+        decoding.active = 0
+        executor.submit(int).result(30)
+        assert decoding.steps == 3, "it waited for a step though nothing decodes"
+
+
+def test_pieces_within_the_share_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "STEP_SHARE_S", 1000.0)
+    decoding = Decoding()
+    with PacedExecutor(2, decoding, decoding.rest) as executor:
+        for _ in range(5):
+            executor.submit(int).result(30)
+    assert decoding.rests == []
+
+
+def test_a_step_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "STEP_SHARE_S", 0.0)
+    decoding = Decoding(looks_per_step=10**9)
+    with PacedExecutor(2, decoding, decoding.rest) as executor:
+        executor.submit(int).result(30)
+    assert sum(decoding.rests) == pytest.approx(STEP_WAIT_S, abs=2 * STEP_LOOK_S)
