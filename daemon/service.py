@@ -28,9 +28,10 @@ from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
 from rowlock.daemon.notify import notify
 from rowlock.daemon.owner.context import Context, SystemClock, random_id
-from rowlock.daemon.owner.owner import Owner, Startup
+from rowlock.daemon.owner.owner import Owner
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.scheduler import Scheduler
+from rowlock.daemon.owner.startup import Startup
 from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader

@@ -43,7 +43,7 @@ class DecoderSequence(Structure):
 class AttentionRows(Structure):
     """``attention_rows`` of ``attention.h``."""
 
-    _fields_ = [(name, c_long) for name in ("first", "count", "prompt")]
+    _fields_ = [*((name, c_long) for name in ("first", "count", "prompt", "window")), ("scale", c_float)]
 
 
 def load_kernels() -> ctypes.CDLL | None:

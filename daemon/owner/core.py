@@ -93,6 +93,12 @@ class Core:
         except JournalError as error:
             self.context.log("quarantine.not_recorded", reason=reason, error=str(error))
 
+    def absent_error(self) -> OwnerError:
+        """What a request is told that no model will answer."""
+        if self.quarantined:
+            return OwnerError(Reason.QUARANTINED, self.quarantined)
+        return OwnerError(Reason.EMPTY, self.reason or "nothing is resident")
+
     def close_runtime(self, runtime: Runtime) -> None:
         """Close a runtime, once.
 

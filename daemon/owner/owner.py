@@ -5,34 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 from rowlock.bindings.device import Binding
-from rowlock.bindings.plan import Level, Plan, Require
-from rowlock.daemon.owner.admission import Admission, new_record, new_transit
-from rowlock.daemon.owner.chronicle import Chronicle
+from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
 from rowlock.daemon.owner.drift import DriftKeeper, Upkeep
 from rowlock.daemon.owner.followers import Followers
 from rowlock.daemon.owner.images import Comparer
-from rowlock.daemon.owner.jobs import Job, Jobs
+from rowlock.daemon.owner.jobs import Jobs
 from rowlock.daemon.owner.mailbox import Command, Mailbox, Promises
-from rowlock.daemon.owner.options import Options
-from rowlock.daemon.owner.outcome import conclude
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.pushing import PushedRows, target_of_push
-from rowlock.daemon.owner.record import Stopwatch, TransitionRecord
-from rowlock.daemon.owner.recovery import recover
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.scrub import Scrub
 from rowlock.daemon.owner.stage import Stager
-from rowlock.daemon.owner.states import TERMINAL, TransitionEvent
+from rowlock.daemon.owner.startup import Startup, start_up
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import Target, TargetLoader
+from rowlock.daemon.owner.transitions import Transitions
 from rowlock.daemon.owner.verification import Sample, Verification, verify
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
@@ -40,30 +34,6 @@ from rowlock.journal.journal import Journal, JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 STOP_LOOK_S: Final = 0.2
-
-
-@dataclass
-class _Open:
-    """The open transition."""
-
-    chronicle: Chronicle
-    job: Job | None = None
-
-
-@dataclass(frozen=True)
-class Startup:
-    """What a starting owner does.
-
-    Attributes:
-        initial: checkpoint of a first start.
-        reload: load what was published last; else start EMPTY.
-        options: of the first load.
-
-    """
-
-    initial: Path | None = None
-    reload: bool = True
-    options: Options = field(default_factory=Options)
 
 
 class Owner:
@@ -83,7 +53,6 @@ class Owner:
         self.failed: BaseException | None = None
         self._context = context
         self._epoch = context.new_id()
-        self._open: _Open | None = None
         self._loading = True
         self._mailbox = Mailbox()
         self._promises = Promises()
@@ -102,10 +71,11 @@ class Owner:
             notify=self.followers.notify,
             changed=self._swap_view,
             launch=self._launch,
-            is_open=lambda: self._open is not None,
+            is_open=lambda: bool(self._transitions.open_id),
         )
         self._upkeep = upkeep or Upkeep()
-        self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._begin)
+        self._transitions = Transitions(self._core, self._jobs, self._promises, lambda: self.view)
+        self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._transitions.begin)
         options = (*binding.facts.test_options, *context.test_options)
         self._facts = replace(binding.facts, test_options=options)
         self.view = OwnerView(self._facts, self._epoch, binding.counters.snapshot(), loading=True)
@@ -144,14 +114,10 @@ class Owner:
 
         def action(promise: Future[str]) -> None:
             try:
-                steps = self._admit(admission, promise)
-            except OwnerError as error:
+                self._transitions.admit(admission, promise)
+            except OwnerError:
                 admission.close()
-                self._promises.fail(promise, error)
-            else:
-                job = self._jobs.launch(steps)
-                if self._open is not None:
-                    self._open.job = job
+                raise
 
         return self._ask(action, admission.close)
 
@@ -159,14 +125,8 @@ class Owner:
         """End the open transition before its first write; done when it has been told to."""
 
         def action(promise: Future[None]) -> None:
-            opened = self._open
-            if opened is None or opened.chronicle.record.id != transition or opened.job is None:
-                self._promises.fail(promise, OwnerError(Reason.NOT_CANCELLABLE, f"{transition} is not open"))
-            elif opened.chronicle.state in TERMINAL:
-                self._promises.fail(promise, OwnerError(Reason.NOT_CANCELLABLE, f"{transition} has just ended"))
-            else:
-                self._jobs.cancel(opened.job, CancelledError("cancelled on request"))
-                self._promises.keep(promise, None)
+            self._transitions.cancel(transition)
+            self._promises.keep(promise, None)
 
         return self._ask(action)
 
@@ -174,10 +134,8 @@ class Owner:
         """Read the whole model back, or some of its parents; drift is then heeded."""
 
         def action(promise: Future[Verification]) -> None:
-            if self._open or self._core.quarantined:
-                self._promises.fail(promise, self._busy_error())
-            else:
-                self._answer(promise, self._verify(sample))
+            self._transitions.refuse_busy()
+            self._answer(promise, self._verify(sample))
 
         return self._ask(action)
 
@@ -185,10 +143,8 @@ class Owner:
         """The target that pushed rows make of the resident model."""
 
         def action(promise: Future[Target]) -> None:
-            if self._open or self._core.quarantined:
-                self._promises.fail(promise, self._busy_error())
-            else:
-                self._answer(promise, target_of_push(self._core, rows, self._context.new_id()))
+            self._transitions.refuse_busy()
+            self._answer(promise, target_of_push(self._core, rows, self._context.new_id()))
 
         return self._ask(action)
 
@@ -218,13 +174,20 @@ class Owner:
         return self.view.transition == transition and not self._watchdog.expired
 
     def _ask(self, action: Callable[[Future[Any]], None], refused: Callable[[], None] = lambda: None) -> Future[Any]:
+        """Have the owner thread do something; an OwnerError that it raises goes to the promise."""
         promise = self._promises.new()
+
+        def act() -> None:
+            try:
+                action(promise)
+            except OwnerError as error:
+                self._promises.fail(promise, error)
 
         def refuse(error: Exception) -> None:
             refused()
             self._promises.fail(promise, error)
 
-        self._mailbox.put(Command(lambda: action(promise), refuse))
+        self._mailbox.put(Command(act, refuse))
         return promise
 
     # The watchdog's thread.
@@ -291,7 +254,7 @@ class Owner:
         self._mailbox.close(error)
         self._promises.fail_all(error)
         self._core.scheduler.fail_all(error)
-        self._open = None
+        self._transitions.abandon()
         self._loading = False
         self._swap_view()
         self.followers.notify_all()
@@ -313,8 +276,8 @@ class Owner:
         core = self._core
         if core.quarantined:
             request.sink.failed(OwnerError(Reason.QUARANTINED, core.quarantined))
-        elif core.resident is None and not self._open and not self._loading:
-            request.sink.failed(self._gone_error())
+        elif core.resident is None and not self._transitions.open_id and not self._loading:
+            request.sink.failed(core.absent_error())
         else:
             try:
                 core.scheduler.submit(request)
@@ -322,40 +285,16 @@ class Owner:
                 request.sink.failed(error)
 
     def _start_up(self, startup: Startup) -> Steps[None]:
-        """Recover; on a first start, load the checkpoint that was given."""
         core = self._core
         try:
-            yield from recover(core, reload=startup.reload)
-            if startup.reload and core.resident is None and not core.quarantined:
-                yield from self._offer_another()
-            first = core.resident is None and not core.quarantined and self.journal.current() is None
-            if first and startup.initial is not None and startup.reload:
-                yield from self._first_load(startup.initial, startup.options)
+            yield from start_up(core, self.planner, self._transitions, startup)
         finally:
             self._loading = False
             self._swap_view()
             if core.resident is None:
-                core.scheduler.fail_waiting(self._gone_error())
+                core.scheduler.fail_waiting(core.absent_error())
         if self._upkeep.scrub_share:
             self._launch(Scrub(core, self._keeper, self._upkeep.scrub_share, self._is_idle).run())
-
-    def _offer_another(self) -> Steps[None]:
-        """The last published identity could not be loaded: say which earlier one could."""
-        core = self._core
-        generation = yield from core.on_worker(self.planner.loadable)
-        if generation:
-            core.reason += f"; generation {generation} can be loaded: rowlock rollback --to {generation}"
-
-    def _first_load(self, initial: Path, options: Options) -> Steps[None]:
-        core = self._core
-        try:
-            plan, target = yield from core.on_worker(self.planner.transition, None, initial, Require.AUTO, options)
-        except OwnerError as error:
-            core.reason = f"the first checkpoint could not be loaded: {error}"
-            raise
-        yield from self._admit(Admission("load", plan, target, options), self._promises.new())
-        if core.resident is None:
-            raise OwnerError(Reason.EMPTY, core.reason)
 
     def _verify(self, sample: Sample | None) -> Steps[Verification]:
         resident = self._core.resident
@@ -364,112 +303,15 @@ class Owner:
         self._launch(self._keeper.heed(resident, result.found))
         return result
 
-    def _begin(self, admission: Admission) -> Future[str]:
-        """Begin a transition of the owner's own; the future tells its last state. Raises OwnerError."""
-        ended: Future[str] = self._promises.new()
-        steps = self._admit(admission, self._promises.new())
-        opened = self._open
-        assert opened is not None
-
-        def run() -> Steps[None]:
-            yield from steps
-            self._promises.keep(ended, opened.chronicle.state)
-
-        opened.job = self._jobs.launch(run())
-        return ended
-
     def _is_idle(self) -> bool:
         scheduler = self._core.scheduler
-        return not (self._open or self._loading or self._core.quarantined or scheduler.active or scheduler.waiting)
-
-    def _busy_error(self) -> OwnerError:
-        if self._core.quarantined:
-            return OwnerError(Reason.QUARANTINED, self._core.quarantined)
-        opened = self._open
-        return OwnerError(Reason.TRANSITION_OPEN, f"transition {opened.chronicle.record.id if opened else ''} is open")
-
-    def _gone_error(self) -> OwnerError:
-        if self._core.quarantined:
-            return OwnerError(Reason.QUARANTINED, self._core.quarantined)
-        return OwnerError(Reason.EMPTY, self._core.reason or "nothing is resident")
-
-    def _admit(self, admission: Admission, started: Future[str]) -> Steps[None]:
-        """Judge an admission, now; the returned job does the rest."""
-        resident = self._core.resident
-        if self._open or self._core.quarantined:
-            raise self._busy_error()
-        if self._loading and admission.kind != "load":
-            raise OwnerError(Reason.TRANSITION_OPEN, "the first load is still running")
-        if admission.etag and admission.etag != self.view.etag:
-            raise OwnerError(Reason.ETAG_STALE, f"etag: {admission.etag} was expected, the owner's is {self.view.etag}")
-        generation = resident.generation if resident else 0
-        if admission.plan is not None and admission.plan.generation != generation:
-            raise OwnerError(
-                Reason.GENERATION_STALE,
-                f"planned from generation {admission.plan.generation}, resident is {generation or 'nothing'}",
-            )
-        if admission.plan is None and resident is None:
-            raise OwnerError(Reason.EMPTY, "nothing is resident, so there is nothing to unload")
-        record = new_record(admission, self._core)
-        chronicle = Chronicle(self.journal, self._context.clock, record, self._core.notify)
-        self._open = _Open(chronicle)
-        self._swap_view()
-        return self._transit(admission, chronicle, started)
-
-    def _transit(self, admission: Admission, chronicle: Chronicle, started: Future[str]) -> Steps[None]:
-        core, record = self._core, chronicle.record
-        watch = Stopwatch(self._context.clock, self._context.points)
-        try:
-            try:
-                yield from core.on_worker(self._open_transition, chronicle, admission.request_digest)
-            except (JournalError, CancelledError) as error:
-                admission.close()
-                self._end_unopened(chronicle, started, error)
-                return
-            self._promises.keep(started, record.id)
-            if admission.plan is not None and admission.plan.level is Level.NOOP:
-                admission.close()
-                yield from self._end_noop(chronicle, admission.plan, watch)
-            else:
-                yield from new_transit(core, admission, chronicle, watch).run()
-        finally:
-            self._open = None
-            self._swap_view()
-            core.notify(record.id)
-            if core.resident is None or core.quarantined:
-                core.scheduler.fail_waiting(self._gone_error())
-
-    def _end_unopened(self, chronicle: Chronicle, started: Future[str], error: Exception) -> None:
-        """Refuse what could not be made durable; should the row be there after all, end it."""
-        cancelled = isinstance(error, CancelledError)
-        reason = Reason.STOPPING if cancelled else Reason.JOURNAL_FAILED
-        self._promises.fail(started, OwnerError(reason, str(error)))
-        try:
-            there = self.journal.find(chronicle.record.id) is not None
-        except JournalError:
-            return  # the next admission looks for it again
-        if there:
-            event = TransitionEvent.CANCELLED if cancelled else TransitionEvent.FAILED
-            conclude(self._core, chronicle, event, "nothing was written", error)
-
-    def _open_transition(self, chronicle: Chronicle, request_digest: str) -> None:
-        """Make a transition durable; one whose own opening was never settled is ended first."""
-        cause = OwnerError(Reason.INTERRUPTED, "whether it had been opened could not be found out")
-        for row in self.journal.open_transitions():
-            record = TransitionRecord.from_json(row.record)
-            stray = Chronicle.resumed(self.journal, self._context.clock, record, self.followers.notify)
-            conclude(self._core, stray, TransitionEvent.FAILED, "nothing was written", cause)
-        chronicle.open(request_digest)
-
-    def _end_noop(self, chronicle: Chronicle, plan: Plan, watch: Stopwatch) -> Steps[None]:
-        core = self._core
-        try:
-            yield from core.on_worker(chronicle.end, TransitionEvent.NOTHING_TO_DO, plan.why, total_ms=watch.total_ms)
-        except JournalError as error:
-            core.quarantine(f"the outcome of {chronicle.record.id} cannot be recorded: {error}")
-        except CancelledError as error:
-            if chronicle.state not in TERMINAL:
-                conclude(core, chronicle, TransitionEvent.CANCELLED, "nothing was written", error)
+        return not (
+            self._transitions.open_id
+            or self._loading
+            or self._core.quarantined
+            or scheduler.active
+            or scheduler.waiting
+        )
 
     def _swap_view(self) -> None:
         core, before = self._core, self.view
@@ -478,7 +320,7 @@ class Owner:
             epoch=self._epoch,
             counters=core.binding.counters.snapshot(),
             resident=core.resident,
-            transition=self._open.chronicle.record.id if self._open else "",
+            transition=self._transitions.open_id,
             loading=self._loading,
             quarantined=core.quarantined,
             reason=core.reason,

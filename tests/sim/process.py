@@ -19,11 +19,11 @@ from rowlock.bindings.plan import Plan, Require
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.options import Options
-from rowlock.daemon.owner.owner import Startup
 from rowlock.daemon.owner.pushing import PushedRows
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.scheduler import Scheduler
+from rowlock.daemon.owner.startup import Startup
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.owner.watchdog import AbandonedError

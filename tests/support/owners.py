@@ -17,10 +17,11 @@ from rowlock.bindings.device import Sampling
 from rowlock.bindings.plan import Require
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.options import Options
-from rowlock.daemon.owner.owner import Owner, Startup
+from rowlock.daemon.owner.owner import Owner
 from rowlock.daemon.owner.pushing import PushedRows
 from rowlock.daemon.owner.record import RowRange, TransitionRecord
 from rowlock.daemon.owner.requests import GenerationRequest, Lease
+from rowlock.daemon.owner.startup import Startup
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.service import build_owner
 from rowlock.daemon.settings import Settings

@@ -125,26 +125,37 @@ def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> No
 
 
 def attended(
-    kernels: Kernels, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int
+    kernels: Kernels,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first: int,
+    window: int = 0,
+    scale: float | None = None,
+    prompt: int = 1,
 ) -> torch.Tensor:
-    """Of the positions from ``first`` on, as a prompt; ``query`` [T, heads, head_dim], keys [positions, head_dim]."""
+    """Of the positions from ``first`` on; ``query`` [T, heads, head_dim], keys [positions, head_dim]."""
     count, heads, head_dim = query.shape
     out = torch.empty_like(query)
     stride = heads * head_dim
     kernels.library.attend(
-        AttentionRows(first, count, first + count if first == 0 else 1), heads, head_dim, query.data_ptr(), stride,
-        keys.data_ptr(), values.data_ptr(), out.data_ptr(), stride,
+        AttentionRows(first, count, prompt, window, scale or head_dim**-0.5), heads, head_dim, query.data_ptr(),
+        stride, keys.data_ptr(), values.data_ptr(), out.data_ptr(), stride,
     )  # fmt: skip
     return out
+
+
+def random_states(positions: int, count: int, heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    source = torch.Generator().manual_seed(positions)
+    query = torch.randn(count, heads, head_dim, generator=source).mul(1.5).bfloat16()
+    return query, *(torch.randn(positions, head_dim, generator=source).bfloat16() for _ in range(2))
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
 @pytest.mark.parametrize("positions", [1, 7, 8, 9, 13, 100, 511, 512, 513, 1030])
 @pytest.mark.parametrize("cancelling", [False, True])
 def test_attention(kernels: Kernels, head_dim: int, positions: int, cancelling: bool) -> None:
-    source = torch.Generator().manual_seed(positions)
-    query = torch.randn(1, 1, head_dim, generator=source).mul(2).bfloat16()
-    keys, values = (torch.randn(positions, head_dim, generator=source).bfloat16() for _ in range(2))
+    query, keys, values = random_states(positions, 1, 1, head_dim)
     if cancelling:  # equal weights, values that sum to nothing: what is left shows the order of the additions
         keys[:] = keys[:1].clone()
         values[positions - positions // 2 :] = -values[: positions // 2]
@@ -155,14 +166,43 @@ def test_attention(kernels: Kernels, head_dim: int, positions: int, cancelling: 
 @pytest.mark.parametrize("positions", [2, 3, 4, 7, 11, 12, 15, 24, 31, 33, 57, 65, 194, 257, 514])
 def test_attention_of_many(kernels: Kernels, positions: int) -> None:
     """An addition in another order shows in one of some thousand."""
-    heads, head_dim = max(12000 // positions, 40), 64
-    source = torch.Generator().manual_seed(positions)
-    query = torch.randn(positions, heads, head_dim, generator=source).mul(1.5).bfloat16()
-    keys, values = (torch.randn(positions, head_dim, generator=source).bfloat16() for _ in range(2))
+    query, keys, values = random_states(positions, positions, max(12000 // positions, 40), 64)
     expected = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None], keys[None, None], values[None, None], is_causal=True, enable_gqa=True
     )
-    assert torch.equal(attended(kernels, query, keys, values, 0), expected[0].transpose(0, 1))
+    assert torch.equal(attended(kernels, query, keys, values, 0, prompt=positions), expected[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("positions", [2, 3, 4, 7, 33, 64, 97, 225, 514, 800, 1300])
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 100, 511, 512, 513])
+def test_attention_of_a_prompt_within_a_window(kernels: Kernels, positions: int, window: int) -> None:
+    query, keys, values = random_states(positions, positions, max(3000 // positions, 9), 32)
+    scale = 0.3
+    seen = torch.ones(positions, positions, dtype=torch.bool).tril().triu(1 - window)
+    expected = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        *(states.expand(1, query.shape[1], -1, -1) for states in (keys, values)),
+        attn_mask=seen,
+        scale=scale,
+    )
+    whole = attended(kernels, query, keys, values, 0, window, scale, positions)
+    assert torch.equal(whole, expected[0].transpose(0, 1))
+    for first in (positions // 3, positions - 1):  # a later piece, when what no window reaches any more is gone
+        keys[: max(first + 1 - window, 0)] = values[: max(first + 1 - window, 0)] = torch.nan
+        later = attended(kernels, query[first:].contiguous(), keys, values, first, window, scale, positions)
+        assert torch.equal(later, whole[first:])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 9, 32])
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 100, 512, 600])
+def test_attention_of_a_token_within_a_window(kernels: Kernels, heads: int, window: int) -> None:
+    """The heads of a group are asked for like positions; what lies in front of the window is not looked at."""
+    positions = 700
+    for head_dim in (16, 64, 256):
+        query, keys, values = random_states(positions, 1, heads, head_dim)
+        expected = F.scaled_dot_product_attention(query[None], keys[None, None, -window:], values[None, None, -window:])
+        keys[:-window] = values[:-window] = torch.nan
+        assert torch.equal(attended(kernels, query, keys, values, positions - 1, window), expected[0])
 
 
 def test_what_is_not_supported() -> None:

@@ -1,7 +1,8 @@
 /* Attention with the bits of torch's scaled_dot_product_attention on AVX2, causal, on one thread.
  *
  * torch takes queries in blocks of 32, 64 or 256, and keys in blocks of 512, with a running maximum; hidden keys
- * of a block count where they decide in which order the others are added. Source of that order, and of the exponential:
+ * of a block count where they decide in which order the others are added. Those in front of a window add exactly
+ * nothing, and are not looked at: where they lay there may be something else by now. Source of that order, and of the exponential:
  * aten/src/ATen/native/cpu/FlashAttentionKernel.cpp and ATen/cpu/vec/vec256 (PyTorch 2.13). The order of the additions
  * in the two products is what its library's bfloat16 product does, which differs for few queries or keys.
  */
@@ -46,23 +47,27 @@ INLINE float score_by_eight(const uint16_t *query, const uint16_t *key, long hea
   return sum_lanes(sums);
 }
 
-/* Of one query among several with `seen` of a block's keys: the block's last keys, past a multiple of 4, are apart. */
-INLINE void scores_of_few(const uint16_t *query, const uint16_t *keys, long seen, long block, long head_dim,
+/* Which keys of a block a query sees: those from `from` on, before `stop`. */
+typedef struct {
+  long from, stop;
+} sight;
+
+/* Of one query among several: the block's last keys, past a multiple of 4, are apart. */
+INLINE void scores_of_few(const uint16_t *query, const uint16_t *keys, sight see, long block, long head_dim,
                           float *scores) {
   long fours = block == 1 ? 1 : block - block % 4;
-  for (long at = 0; at < seen; at++) {
+  for (long at = see.from; at < see.stop; at++) {
     const uint16_t *key = keys + at * head_dim;
     scores[at] = at < fours ? score_by_four(query, key, head_dim) : score_by_eight(query, key, head_dim);
   }
 }
 
 /* For several: one sum along each part of head_dim. Eight queries `packed` [head_dim][8] with eight keys at a time. */
-INLINE void scores_of_tile(const float *packed, const uint16_t *keys, long count, long head_dim,
-                           float *scores) {
+INLINE void scores_of_tile(const float *packed, const uint16_t *keys, sight see, long head_dim, float *scores) {
   long part = head_dim <= PART ? head_dim : head_dim / 2;
   float wide[LANES][HEAD_DIM_MAX];
-  for (long first = 0; first < count; first += LANES) {
-    long last = count - first < LANES ? count - first - 1 : LANES - 1;
+  for (long first = see.from; first < see.stop; first += LANES) {
+    long last = see.stop - first < LANES ? see.stop - first - 1 : LANES - 1;
     for (long key = 0; key < LANES; key++)
       for (long at = 0; at < head_dim; at += LANES)
         store(wide[key] + at, widen(keys + (first + (key < last ? key : last)) * head_dim + at));
@@ -81,11 +86,11 @@ INLINE void scores_of_tile(const float *packed, const uint16_t *keys, long count
   }
 }
 
-/* Scores become weights, rounded to bfloat16; returns their sum before rounding. Of the `count` of a block only the
- * first `seen` are not hidden, but which of them are computed as vectors depends on all. */
-INLINE float exponentials(float *scores, long seen, long count, float maximum) {
+/* Scores become weights, rounded to bfloat16; returns their sum before rounding. Of the `count` of a block only some
+ * are seen, but which of them are computed as vectors depends on all. */
+INLINE float exponentials(float *scores, sight see, long count, float maximum) {
   floats even = {0}, odd = {0};
-  long at = 0;
+  long at = see.from - see.from % (2 * LANES), seen = see.stop;
   for (; at < seen && at + 2 * LANES <= count; at += 2 * LANES) {
     floats first = quick_exp(load(scores + at) - maximum), second = quick_exp(load(scores + at + LANES) - maximum);
     even += first;
@@ -108,16 +113,17 @@ INLINE float exponentials(float *scores, long seen, long count, float maximum) {
 }
 
 /* Adds weights times values, for one query: four positions at a time, (0 + 2) + (1 + 3); what is left, last first. */
-INLINE floats weigh_fours(floats sum, const float *weights, const uint16_t *from, long count, long head_dim) {
-  long whole = count - count % 4;
-  for (long at = 0; at < whole; at += 4) {
-    floats even = widen(from + at * head_dim) * weights[at];
-    floats odd = widen(from + (at + 1) * head_dim) * weights[at + 1];
-    even += widen(from + (at + 2) * head_dim) * weights[at + 2];
-    odd += widen(from + (at + 3) * head_dim) * weights[at + 3];
+INLINE floats weigh_fours(floats sum, const float *weights, const uint16_t *from, sight see, long head_dim) {
+  long whole = see.stop - see.stop % 4, at = see.from - see.from % 4;
+  for (; at < whole; at += 4) {
+    const uint16_t *four[4]; /* what is not seen weighs nothing: any other finite value will do for it */
+    for (long i = 0; i < 4; i++) four[i] = from + (at + i < see.from ? see.from : at + i) * head_dim;
+    floats even = widen(four[0]) * weights[at], odd = widen(four[1]) * weights[at + 1];
+    even += widen(four[2]) * weights[at + 2];
+    odd += widen(four[3]) * weights[at + 3];
     sum += even + odd;
   }
-  for (long at = count - 1; at >= whole; at--) sum += widen(from + at * head_dim) * weights[at];
+  for (at = see.stop - 1; at >= whole && at >= see.from; at--) sum += widen(from + at * head_dim) * weights[at];
   return sum;
 }
 
@@ -126,12 +132,13 @@ INLINE floats weigh_run(floats sum, const float *weights, const uint16_t *from, 
   return sum;
 }
 
-/* For four and more queries: in parts of at most 192 of the block's keys, of which `seen` are not hidden. */
-INLINE floats weigh_parts(floats sum, const float *weights, const uint16_t *from, long seen, long keys, long head_dim) {
+/* For four and more queries: in parts of at most 192 of the block's keys. */
+INLINE floats weigh_parts(floats sum, const float *weights, const uint16_t *from, sight see, long keys, long head_dim) {
   long part = keys <= PART ? keys : keys <= 2 * PART ? keys / 2 : PART;
-  for (long first = 0, index = 0; first < seen; index++) {
+  for (long first = 0, index = 0; first < see.stop; index++) {
     long stop = index == 2 ? keys : first + part;
-    sum += weigh_run(all(0), weights, from, first, stop < seen ? stop : seen, head_dim);
+    sum += weigh_run(all(0), weights, from, first > see.from ? first : see.from, stop < see.stop ? stop : see.stop,
+                     head_dim);
     first = stop;
   }
   return sum;
@@ -141,25 +148,26 @@ typedef struct {
   float sums[HEAD_DIM_MAX], maximum, total;
 } running;
 
-/* One query meets one block of keys: `seen` scores, the others of `keys` are hidden. */
-INLINE void meet(running *r, float *scores, long seen, long keys, const uint16_t *values, long head_dim, long queries,
+/* One query meets one block of `keys`, some of which it sees. */
+INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t *values, long head_dim, long queries,
                  float scale, int first) {
   float highest = r->maximum;
-  for (long at = 0; at < seen; at++) {
+  for (long at = see.from - see.from % (2 * LANES); at < see.from; at++) scores[at] = -INFINITY;
+  for (long at = see.from; at < see.stop; at++) {
     scores[at] *= scale;
     highest = scores[at] > highest ? scores[at] : highest;
   }
-  for (long at = seen; at < keys && at < seen + 2 * LANES; at++) scores[at] = -INFINITY;
-  float added = exponentials(scores, seen, keys, highest), shrink = expf(r->maximum - highest);
+  for (long at = see.stop; at < keys && at < see.stop + 2 * LANES; at++) scores[at] = -INFINITY;
+  float added = exponentials(scores, see, keys, highest), shrink = expf(r->maximum - highest);
   r->total = added + shrink * r->total;
   r->maximum = highest;
   for (long lane = 0; lane < head_dim; lane += LANES) {
     floats sum = load(r->sums + lane);
     const uint16_t *from = values + lane;
     if (!first) sum *= shrink;
-    if (queries == 1) sum = weigh_fours(sum, scores, from, seen, head_dim);
-    else if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, from, 0, seen, head_dim);
-    else sum = weigh_parts(sum, scores, from, seen, keys, head_dim);
+    if (queries == 1) sum = weigh_fours(sum, scores, from, see, head_dim);
+    else if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, from, see.from, see.stop, head_dim);
+    else sum = weigh_parts(sum, scores, from, see, keys, head_dim);
     store(r->sums + lane, sum);
   }
 }
@@ -175,16 +183,25 @@ INLINE void begin(running *r) {
   r->total = 0;
 }
 
-/* The only query of its block sees all keys. */
+/* What is seen of the block of keys that begins at `first`, of positions `see`; nothing when stop is not behind from. */
+INLINE sight within(sight see, long first, long block) {
+  sight own = {see.from > first ? see.from - first : 0, see.stop - first < block ? see.stop - first : block};
+  return own;
+}
+
+/* The only query of its block; no key lies behind what it sees. */
 static SIMD void attend_alone(const uint16_t *query, const uint16_t *keys, const uint16_t *values, uint16_t *out,
-                              long positions, long head_dim, float scale) {
+                              sight see, long head_dim, float scale) {
   float scores[BLOCK];
   running r;
   begin(&r);
-  for (long first = 0; first < positions; first += BLOCK) {
-    long count = positions - first < BLOCK ? positions - first : BLOCK;
-    for (long at = 0; at < count; at++) scores[at] = score_by_four(query, keys + (first + at) * head_dim, head_dim);
-    meet(&r, scores, count, count, values + first * head_dim, head_dim, 1, scale, !first);
+  long start = see.from - see.from % BLOCK;
+  for (long first = start; first < see.stop; first += BLOCK) {
+    long block = see.stop - first < BLOCK ? see.stop - first : BLOCK;
+    sight own = within(see, first, block);
+    for (long at = own.from; at < block; at++)
+      scores[at] = score_by_four(query, keys + (first + at) * head_dim, head_dim);
+    meet(&r, scores, own, block, values + first * head_dim, head_dim, 1, scale, first == start);
   }
   finish(&r, out, head_dim);
 }
@@ -192,57 +209,87 @@ static SIMD void attend_alone(const uint16_t *query, const uint16_t *keys, const
 typedef struct {
   const uint16_t *query;
   uint16_t *out;
-  long position;
+  sight see;
 } tile_row;
 
-/* Eight queries of one block, of a prompt that ends at `end`. */
+/* Up to eight of the `queries` of one block; there are `end` keys. */
 static SIMD void attend_tile(const tile_row *rows, long count, const uint16_t *keys, const uint16_t *values, long end,
                              long queries, long head_dim, float scale) {
   float packed[HEAD_DIM_MAX * LANES], scores[LANES * BLOCK];
   running r[LANES];
-  long furthest = 0;
+  sight widest = rows->see;
   for (long i = 0; i < LANES; i++) {
     const tile_row *row = rows + (i < count ? i : count - 1);
     for (long at = 0; at < head_dim; at++) packed[at * LANES + i] = widen_one(row->query[at]);
     begin(r + i);
-    furthest = row->position > furthest ? row->position : furthest;
+    if (row->see.from < widest.from) widest.from = row->see.from;
+    if (row->see.stop > widest.stop) widest.stop = row->see.stop;
   }
-  for (long first = 0; first <= furthest; first += BLOCK) {
+  for (long first = widest.from - widest.from % BLOCK; first < widest.stop; first += BLOCK) {
     long block = end - first < BLOCK ? end - first : BLOCK;
-    long seen = furthest + 1 - first < block ? furthest + 1 - first : block;
     int few = queries < FEW_QUERIES || block < FEW_KEYS;
-    if (!few) scores_of_tile(packed, keys + first * head_dim, seen, head_dim, scores);
+    if (!few) scores_of_tile(packed, keys + first * head_dim, within(widest, first, block), head_dim, scores);
     for (long i = 0; i < count; i++) {
-      long own = rows[i].position + 1 - first < block ? rows[i].position + 1 - first : block;
+      sight own = within(rows[i].see, first, block);
+      if (own.from >= own.stop) continue;
       if (few) scores_of_few(rows[i].query, keys + first * head_dim, own, block, head_dim, scores + i * BLOCK);
-      meet(r + i, scores + i * BLOCK, own, block, values + first * head_dim, head_dim, queries, scale, !first);
+      meet(r + i, scores + i * BLOCK, own, block, values + first * head_dim, head_dim, queries, scale,
+           r[i].maximum == -INFINITY);
     }
   }
   for (long i = 0; i < count; i++) finish(r + i, rows[i].out, head_dim);
 }
 
+/* A token that is not of a prompt, for all query heads of its K/V head. Once the window is full, torch is asked for
+ * the heads as if they were positions, and for the keys in the window only. */
+static SIMD void attend_next(long position, attention_rows rows, long group, long head_dim, const uint16_t *queries,
+                             const uint16_t *keys, const uint16_t *values, uint16_t *out) {
+  int full = rows.window && position + 1 >= rows.window;
+  long origin = full ? position + 1 - rows.window : 0;
+  sight all_of_it = {0, position + 1 - origin};
+  keys += origin * head_dim;
+  values += origin * head_dim;
+  tile_row tile[LANES];
+  for (long head = 0, filled = 0; head < group; head++) {
+    const uint16_t *query = queries + head * head_dim;
+    if (!full || group == 1) {
+      attend_alone(query, keys, values, out + head * head_dim, all_of_it, head_dim, rows.scale);
+      continue;
+    }
+    tile[filled++] = (tile_row){query, out + head * head_dim, all_of_it};
+    if (filled < LANES && head < group - 1) continue;
+    attend_tile(tile, filled, keys, values, all_of_it.stop, group, head_dim, rows.scale);
+    filled = 0;
+  }
+}
+
 SIMD void attend(attention_rows rows, long group, long head_dim, const uint16_t *queries, long query_stride,
                  const uint16_t *keys, const uint16_t *values, uint16_t *out, long out_stride) {
-  float scale = (float)(1.0 / sqrt((double)head_dim));
   long span = rows.prompt >= 768 ? 256 : rows.prompt >= 192 ? 64 : 32;
   tile_row tile[LANES];
+  if (rows.prompt == 1) {
+    for (long at = 0; at < rows.count; at++)
+      attend_next(rows.first + at, rows, group, head_dim, queries + at * query_stride, keys, values,
+                  out + at * out_stride);
+    return;
+  }
   for (long at = 0; at < rows.count;) {
-    long position = rows.first + at;
     /* the block of queries that torch would put this position into */
-    long start = rows.prompt == 1 ? position : position / span * span;
-    long stop = rows.prompt == 1 ? position + 1 : start + span < rows.prompt ? start + span : rows.prompt;
+    long start = (rows.first + at) / span * span, stop = start + span < rows.prompt ? start + span : rows.prompt;
     long next = stop - rows.first < rows.count ? stop - rows.first : rows.count, filled = 0;
     for (; at < next; at++)
       for (long head = 0; head < group; head++) {
         const uint16_t *query = queries + at * query_stride + head * head_dim;
         uint16_t *to = out + at * out_stride + head * head_dim;
+        sight see = {0, rows.first + at + 1};
+        if (rows.window && see.stop > rows.window) see.from = see.stop - rows.window;
         if (stop - start == 1) {
-          attend_alone(query, keys, values, to, stop, head_dim, scale);
+          attend_alone(query, keys, values, to, see, head_dim, rows.scale);
           continue;
         }
-        tile[filled++] = (tile_row){query, to, rows.first + at};
+        tile[filled++] = (tile_row){query, to, see};
         if (filled == LANES || (at == next - 1 && head == group - 1)) {
-          attend_tile(tile, filled, keys, values, rows.prompt, stop - start, head_dim, scale);
+          attend_tile(tile, filled, keys, values, rows.prompt, stop - start, head_dim, rows.scale);
           filled = 0;
         }
       }

@@ -12,10 +12,13 @@
 typedef struct {
   long first, count; /* positions in the sequence */
   long prompt;       /* length of the prompt that they belong to; 1 for tokens that are not of the prompt */
+  long window;       /* how many positions each looks at, its own included; 0 for all */
+  float scale;       /* of the products of queries and keys */
 } attention_rows;
 
 /* queries [count][group][head_dim], `query_stride` values from one position to the next; keys and values
  * [positions][head_dim], those of the new rows included -> out, laid out like the queries with `out_stride`.
- * All bfloat16. head_dim is a multiple of 8, at most 256. */
+ * All bfloat16. head_dim is a multiple of 8, at most 256; a group has at most 32. Keys and values in front of
+ * every window are not read. */
 void attend(attention_rows rows, long group, long head_dim, const uint16_t *queries, long query_stride,
             const uint16_t *keys, const uint16_t *values, uint16_t *out, long out_stride);

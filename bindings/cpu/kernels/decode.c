@@ -155,7 +155,7 @@ static void attend_head(const void *job, long index) {
     memcpy(values + (s->length + at) * size, value, (size_t)size * 2);
     for (long q = 0; q < group; q++) rotate(queries + at * stride + q * size, cosine, sine, size);
   }
-  attention_rows rows = {s->length, s->count, s->prompt};
+  attention_rows rows = {s->length, s->count, s->prompt, 0, (float)(1 / sqrt((double)size))};
   attend(rows, group, size, queries, stride, keys, values, a->work->attended + (row * m->heads + head * group) * size,
          m->heads * size);
 }
