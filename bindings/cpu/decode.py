@@ -24,6 +24,7 @@ def supported(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether the compiled function can run this model."""
     return (
         dtype == torch.bfloat16
+        and config.family == "llama"
         and config.head_dim <= HEAD_DIM_MAX
         and config.head_dim % LANES == 0
         and config.intermediate % LANES == 0
@@ -64,7 +65,7 @@ class NativeDecoder:
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their caches."""
         count, total = len(spans), sum(len(span.tokens) for span in spans)
-        cosines, sines = (part.contiguous() for part in self._decoder.rotation(spans))
+        cosines, sines = (part.contiguous() for part in self._decoder.rotations(spans)[0])
         rows = (DecoderSequence * count)()
         start = 0
         for index, span in enumerate(spans):

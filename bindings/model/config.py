@@ -7,48 +7,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rowlock.bindings.checkpoint.config import tied_aliases
-from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
+from rowlock.bindings.model.families import FAMILIES, Family
+from rowlock.bindings.model.fields import Fields
+from rowlock.bindings.model.rope import Rope, read_rope, read_ropes
 
-NUMBER_MAX: Final = 1e30
-_IGNORED: Final = frozenset(
+_HARMLESS: Final = frozenset(
     {
-        "_commit_hash", "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype",
+        "_commit_hash", "_name_or_path", "attention_dropout", "bos_token_id", "cache_implementation", "dtype",
         "eos_token_id", "initializer_range", "is_llama_config", "model_type", "pad_token_id",
         "pretraining_tp", "rope_interleaved", "torch_dtype", "transformers.js_config",
         "transformers_version", "use_cache",
     }
 )  # fmt: skip
-_MUST_BE: Final[dict[str, tuple[Any, ...]]] = {
-    "attention_bias": (False,),
-    "hidden_act": ("silu",),
-    "mlp_bias": (False,),
-}
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3's frequency scaling (``rope_type: llama3``)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_GEMMA_PATTERN: Final = 6
+"""One layer in so many looks everywhere, where a config of Gemma 3 does not say which do."""
+_GEMMA_THETAS: Final = (1e6, 1e4)
+_QWEN_FIRST: Final = 28
+"""The first layer with a window, where a config of Qwen 3 that asks for windows does not say which."""
+LAYERS_MAX: Final = 4096
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of a Llama-family decoder.
+    """What decides a decoder's programs and the shapes of its weights.
 
     Attributes:
+        family: ``model_type``, a key of :data:`FAMILIES`.
         context: the longest sequence, in tokens.
-        rope_theta: base of the rotary embedding.
+        query_scale: of the products of queries and keys.
+        tied: whether the head is the embedding.
+        windows: of each layer: how many positions a token may look at, its own included; None: all of them.
+        rope: the rotary embedding.
+        local_rope: that of the layers with a window, where it is another one.
 
     """
 
-    family: Literal["llama"]
+    family: str
     vocab: int
     hidden: int
     intermediate: int
@@ -58,14 +56,24 @@ class ModelConfig:
     head_dim: int
     context: int
     norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    query_scale: float
     tied: bool
+    windows: tuple[int | None, ...]
+    rope: Rope
+    local_rope: Rope | None = None
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Of each layer: how many positions a token may look at, its own included; None: all of them."""
-        return (None,) * self.layers
+    def traits(self) -> Family:
+        return FAMILIES[self.family]
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Those that there are."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_index(self, layer: int) -> int:
+        """Which of :attr:`ropes` a layer uses."""
+        return 1 if self.local_rope is not None and self.windows[layer] is not None else 0
 
     @property
     def q_rows(self) -> int:
@@ -74,39 +82,6 @@ class ModelConfig:
     @property
     def kv_rows(self) -> int:
         return self.kv_heads * self.head_dim
-
-
-class _Fields:
-    """Typed reads from a config, each leaving its key marked as understood."""
-
-    def __init__(self, path: Path, config: dict[str, Any]) -> None:
-        self.path = path
-        self.config = config
-        self.read: set[str] = set()
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if type(value) is not int or not 0 < value < 2**31:
-            raise self.error(key, value, "a positive integer")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NUMBER_MAX:
-            raise self.error(key, value, "a positive number")
-        return float(value)
-
-    def error(self, key: str, value: Any, wanted: str) -> CheckpointError:
-        return CheckpointError(
-            CheckpointFault.UNSUPPORTED,
-            self.path,
-            f"{key} is {str(value)[:80]!r}; this decoder needs {wanted}",
-        )
-
-    def _get(self, key: str, default: Any) -> Any:
-        self.read.add(key)
-        value = self.config.get(key)
-        return default if value is None else value
 
 
 def parse_config(directory: Path, config: dict[str, Any]) -> ModelConfig:
@@ -120,78 +95,101 @@ def parse_config(directory: Path, config: dict[str, Any]) -> ModelConfig:
         CheckpointError: UNSUPPORTED, naming the key, its value and what is supported.
 
     """
-    path = directory / "config.json"
-    fields = _Fields(path, config)
-    family = config.get("model_type")
-    if family != "llama":
-        raise fields.error("model_type", family, "'llama'")
+    fields = Fields(directory / "config.json", config)
+    family = _family(fields)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    scaling_keys = {"rope_scaling", "rope_parameters", "rope_theta"}
-    theta, scaling = _rope(fields)
+    head_dim = fields.size("head_dim", hidden // heads if hidden % heads == 0 else None)
+    kv_heads = fields.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
+    if head_dim % 2:
+        raise fields.error("head_dim", head_dim, "an even number")
+    fields.flag("tie_word_embeddings", False)
+    _refuse_other_arithmetic(fields, family)
+    layers = fields.size("num_hidden_layers")
+    if layers > LAYERS_MAX:
+        raise fields.error("num_hidden_layers", layers, f"at most {LAYERS_MAX}")
+    gemma = family.name == "gemma3_text"
+    rope, local_rope = read_ropes(fields, *_GEMMA_THETAS) if gemma else (read_rope(fields), None)
     result = ModelConfig(
-        family="llama",
+        family=family.name,
         vocab=fields.size("vocab_size"),
         hidden=hidden,
         intermediate=fields.size("intermediate_size"),
-        layers=fields.size("num_hidden_layers"),
+        layers=layers,
         heads=heads,
-        kv_heads=fields.size("num_key_value_heads", heads),
-        head_dim=fields.size("head_dim", hidden // heads if hidden % heads == 0 else None),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         context=fields.size("max_position_embeddings"),
         norm_eps=fields.number("rms_norm_eps"),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        query_scale=(fields.number("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
         tied=bool(tied_aliases(config)),
+        windows=_WINDOWS[family.name](fields, layers),
+        rope=rope,
+        local_rope=local_rope,
     )
-    if type(config.get("tie_word_embeddings", False)) is not bool:
-        raise fields.error("tie_word_embeddings", config["tie_word_embeddings"], "true or false")
-    if result.heads % result.kv_heads:
-        raise fields.error("num_key_value_heads", result.kv_heads, f"a divisor of {result.heads} heads")
-    if result.head_dim % 2:
-        raise fields.error("head_dim", result.head_dim, "an even number")
-    _refuse_unknown(fields, fields.read | scaling_keys | {"tie_word_embeddings"})
+    fields.refuse_unknown(_HARMLESS)
     return result
 
 
-_LLAMA3_KEYS: Final = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+def _family(fields: Fields) -> Family:
+    name = fields.get("model_type")
+    if name not in FAMILIES:
+        raise fields.error("model_type", name, " or ".join(repr(known) for known in FAMILIES))
+    family = FAMILIES[name]
+    architectures = fields.get("architectures", [family.architecture])
+    if architectures != [family.architecture]:
+        raise fields.error("architectures", architectures, repr(family.architecture))
+    return family
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling, from ``rope_parameters`` (transformers 5) or the older two keys."""
-    config = fields.config
-    given = [key for key in ("rope_parameters", "rope_scaling") if config.get(key)]
-    if len(given) > 1:
-        raise fields.error("rope_scaling", config["rope_scaling"], "only one of rope_parameters and rope_scaling")
-    parameters = config[given[0]] if given else {}
-    if not isinstance(parameters, dict):
-        raise fields.error(given[0], parameters, "an object")
-    theta = parameters.get("rope_theta")
-    theta = config.get("rope_theta") if theta is None else theta
-    inner = _Fields(fields.path, {**parameters, "rope_theta": 10000.0 if theta is None else theta})
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind not in {"default", "llama3"}:
-        raise fields.error("rope_type", kind, "'default' or 'llama3'")
-    known = {"rope_theta", "rope_type", "type"} | (_LLAMA3_KEYS if kind == "llama3" else set())
-    for key in parameters:
-        if key not in known:
-            raise fields.error(f"{given[0]}.{key}", parameters[key], "this key to be absent")
-    if kind == "default":
-        return inner.number("rope_theta"), None
-    scaling = RopeScaling(
-        factor=inner.number("factor"),
-        low_freq_factor=inner.number("low_freq_factor"),
-        high_freq_factor=inner.number("high_freq_factor"),
-        original_context=inner.size("original_max_position_embeddings"),
-    )
-    if scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise fields.error("low_freq_factor", scaling.low_freq_factor, "less than high_freq_factor")
-    return inner.number("rope_theta"), scaling
+def _refuse_other_arithmetic(fields: Fields, family: Family) -> None:
+    """Options that would make other programs. Raises CheckpointError."""
+    name = fields.get(family.activation_key, family.activation_name)
+    if name != family.activation_name:
+        raise fields.error(family.activation_key, name, repr(family.activation_name))
+    for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention"):
+        if fields.flag(key, False):
+            raise fields.error(key, True, "false")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if fields.get(key) is not None:
+            raise fields.error(key, fields.get(key), "null: it does not cap logits")
 
 
-def _refuse_unknown(fields: _Fields, understood: set[str]) -> None:
-    for key, value in fields.config.items():
-        if key in _MUST_BE:
-            if value not in _MUST_BE[key]:
-                raise fields.error(key, value, " or ".join(repr(item) for item in _MUST_BE[key]))
-        elif key not in understood and key not in _IGNORED and value not in (None, False):
-            raise fields.error(key, value, "this key to be absent: it is not known to be harmless")
+def _windows_of_llama(_fields: Fields, layers: int) -> tuple[int | None, ...]:
+    return (None,) * layers
+
+
+def _windows_of_qwen(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    sliding = fields.flag("use_sliding_window", False) and fields.get("sliding_window") is not None
+    first = fields.get("max_window_layers", _QWEN_FIRST)
+    if type(first) is not int:
+        raise fields.error("max_window_layers", first, "an integer")
+    windows = _windows(fields, [_SLIDING if sliding and layer >= first else _FULL for layer in range(layers)])
+    if any(windows) and not sliding:
+        raise fields.error("use_sliding_window", False, "true, where layer_types has layers with a window")
+    return windows
+
+
+def _windows_of_gemma(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    pattern = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", _GEMMA_PATTERN))
+    return _windows(fields, [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(layers)])
+
+
+_WINDOWS: Final = {
+    "llama": _windows_of_llama,
+    "qwen3": _windows_of_qwen,
+    "gemma3_text": _windows_of_gemma,
+}
+
+
+def _windows(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:
+    """From ``layer_types``, or from what goes for it where it is absent."""
+    said = fields.get("layer_types", kinds)
+    if not isinstance(said, list) or len(said) != len(kinds) or not {*map(str, said)} <= {_FULL, _SLIDING}:
+        raise fields.error("layer_types", said, f"{len(kinds)} of {_FULL!r} or {_SLIDING!r}")
+    if _SLIDING not in said:
+        fields.get("sliding_window")
+        return (None,) * len(kinds)
+    window = fields.size("sliding_window")
+    return tuple(window if kind == _SLIDING else None for kind in said)

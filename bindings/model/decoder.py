@@ -1,21 +1,22 @@
-"""The Llama decoder over resident weights.
+"""The decoder over resident weights.
 
 The weights are the resident allocations themselves: nothing here keeps a derived copy
 (scaled, transposed, prepacked) that a row write would miss. The operations and their
-order follow transformers' LlamaForCausalLM, so that the logits can be compared.
+order follow those of the family's class in transformers, so that the logits can be compared.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
-from rowlock.bindings.model.config import ModelConfig, RopeScaling
+from rowlock.bindings.model.attention import attend, rope_frequencies, rotate
+from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.keys_values import KeysValues
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -53,8 +54,8 @@ class Decoder:
         self._weights = weights
         self._linear = linear
         self._head = weights["embed" if config.tied else "head"]
-        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        self._frequencies = frequencies.to(self.device)
+        self._frequencies = [rope_frequencies(config.head_dim, rope).to(self.device) for rope in config.ropes]
+        self._embed_scale = embed_scale(config, self.dtype).to(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,109 +78,74 @@ class Decoder:
             in the weights' dtype.
 
         """
-        config, weights = self.config, self._weights
-        hidden = F.embedding(torch.cat([span.tokens for span in spans]).to(self.device), weights["embed"])
-        rotation = self.rotation(spans)
-        for layer in range(config.layers):
-            normed = _rms_norm(hidden, weights[f"{layer}.input_norm"], config.norm_eps)
-            hidden = hidden + self._attention(layer, normed, rotation, spans)
-            normed = _rms_norm(hidden, weights[f"{layer}.post_norm"], config.norm_eps)
-            hidden = hidden + self._mlp(layer, normed)
+        tokens = torch.cat([span.tokens for span in spans]).to(self.device)
+        hidden = F.embedding(tokens, self._weights["embed"])
+        if self.config.traits.scaled_embeddings:
+            hidden = hidden * self._embed_scale
+        rotations = self.rotations(spans)
+        for layer in range(self.config.layers):
+            rotation = rotations[self.config.rope_index(layer)]
+            normed = self._norm(f"{layer}.input_norm", hidden)
+            hidden = hidden + self._added(layer, "o", self._attended(layer, normed, rotation, spans))
+            normed = self._norm(f"{layer}.post_norm", hidden)
+            hidden = hidden + self._added(layer, "down", self._gated(layer, normed))
         for span in spans:
             span.cache.length += len(span.tokens)
         if last_only:
             hidden = hidden[list(accumulate((len(span.tokens) for span in spans), initial=-1))[1:]]
-        return self._linear(_rms_norm(hidden, weights["norm"], config.norm_eps), self._head)
+        return self._linear(self._norm("norm", hidden), self._head)
 
-    def _attention(
+    def _norm(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
+        """Root-mean-square norm of the last dimension, in float32."""
+        weight, wide = self._weights[name], hidden.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
+        if self.config.traits.norms_from_one:
+            return (wide * (1.0 + weight.float())).to(hidden.dtype)
+        return weight * wide.to(hidden.dtype)
+
+    def _added(self, layer: int, product: str, hidden: torch.Tensor) -> torch.Tensor:
+        """What ``o`` or ``down`` adds to the hidden states."""
+        added = self._linear(hidden, self._weights[f"{layer}.{product}"])
+        return self._norm(f"{layer}.{product}_norm", added) if self.config.traits.product_norms else added
+
+    def _attended(
         self, layer: int, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], spans: Sequence[Span]
     ) -> torch.Tensor:
         config = self.config
         qkv = self._linear(hidden, self._weights[f"{layer}.qkv"]).view(len(hidden), -1, config.head_dim)
         query, key, value = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
-        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        if config.traits.head_norms:
+            query, key = self._norm(f"{layer}.q_norm", query), self._norm(f"{layer}.k_norm", key)
+        query, key = rotate(query, rotation), rotate(key, rotation)
         attended = torch.empty_like(query)
         start = 0
         for span in spans:
             rows = slice(start, start := start + len(span.tokens))
             keys, values = span.cache.append(layer, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
-            attended[rows] = attend(query[rows], keys, values)
-        return self._linear(attended.view(len(hidden), -1), self._weights[f"{layer}.o"])
+            attended[rows] = attend(query[rows], keys, values, config.query_scale, config.windows[layer])
+        return attended.view(len(hidden), -1)
 
-    def _mlp(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+    def _gated(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = self._linear(hidden, self._weights[f"{layer}.gate_up"]).chunk(2, dim=-1)
-        return self._linear(F.silu(gate) * up, self._weights[f"{layer}.down"])
+        return activation(self.config)(gate) * up
 
-    def rotation(self, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines ``[T, 1, head_dim]`` of each token's position."""
+    def rotations(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each of the config's ropes: cosines and sines ``[T, 1, head_dim]`` of each token's position."""
         positions = torch.cat(
             [torch.arange(span.cache.length, span.cache.length + len(span.tokens)) for span in spans]
         ).to(self.device, torch.float32)
-        angles = torch.outer(positions, self._frequencies)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        angles = [torch.outer(positions, frequencies) for frequencies in self._frequencies]
+        both = [torch.cat((half, half), dim=-1)[:, None] for half in angles]
+        return [(angle.cos().to(self.dtype), angle.sin().to(self.dtype)) for angle in both]
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Causal attention of the last T positions of one sequence.
-
-    Args:
-        query: ``[T, heads, head_dim]``.
-        keys: ``[kv_heads, positions, head_dim]``.
-        values: like ``keys``.
-
-    Returns:
-        ``[T, heads, head_dim]``.
-
-    """
-    count, positions = len(query), keys.shape[1]
-    mask = _causal_mask(positions - count, count, query.device)
-    attended: torch.Tensor = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys[None],
-        values[None],
-        attn_mask=mask,
-        is_causal=mask is None and count > 1,
-        enable_gqa=query.shape[1] != keys.shape[0],
-    )
-    return attended[0].transpose(0, 1)
+def embed_scale(config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
+    """What embeddings are multiplied by; rounded to the weights' dtype before, as Gemma 3 does."""
+    return torch.tensor(config.hidden**0.5 if config.traits.scaled_embeddings else 1.0, dtype=dtype)
 
 
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
-    """Rotary frequencies ``[head_dim / 2]``, float32.
-
-    Source: RoFormer (arXiv 2104.09864); the ``llama3`` scaling is that of Llama 3.1's
-    reference code: long wavelengths are divided by ``factor``, short ones kept, those
-    between interpolated.
-    """
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    if scaling is None:
-        return frequencies
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    wavelengths = 2 * math.pi / frequencies
-    smooth = (scaling.original_context / wavelengths - low) / (high - low)
-    between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-    scaled = torch.where(wavelengths > scaling.original_context / low, frequencies / scaling.factor, frequencies)
-    medium = (wavelengths <= scaling.original_context / low) & (wavelengths >= scaling.original_context / high)
-    return torch.where(medium, between, scaled)
-
-
-def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm in float32, rounded before the weight is applied (as Llama does)."""
-    wide = hidden.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * wide.to(hidden.dtype)
-
-
-def _rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Apply the rotary embedding to ``[T, heads, head_dim]``."""
-    cos, sin = rotation
-    left, right = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-right, left), dim=-1) * sin
-
-
-def _causal_mask(past: int, count: int, device: torch.device) -> torch.Tensor | None:
-    """``[count, past + count]``, True where a token may look; None where no mask tensor is needed."""
-    if past == 0 or count == 1:
-        return None
-    return torch.ones(count, past + count, dtype=torch.bool, device=device).tril(diagonal=past)
+def activation(config: ModelConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Of the gate."""
+    if config.traits.activation == "silu":
+        return F.silu
+    return partial(F.gelu, approximate="tanh")

@@ -6,6 +6,9 @@
     model.embed_tokens.weight          ───────>   embed      (the head too, when tied)
     ...self_attn.{q,k,v}_proj.weight   ───────>   L.qkv      rows of q, then k, then v
     ...mlp.{gate,up}_proj.weight       ───────>   L.gate_up  rows of gate, then up
+
+A norm is a parent of one row, named after what it norms: L.q_norm; L.o_norm is of what L.o gives; L.input_norm and
+L.post_norm lie in front of the attention and of the MLP.
 """
 
 from __future__ import annotations
@@ -157,31 +160,46 @@ def layout_of(checkpoint: Checkpoint, config: ModelConfig) -> Layout:
     return layout
 
 
-def _parents(config: ModelConfig) -> Iterator[tuple[str, list[tuple[str, tuple[int, ...]]]]]:
-    hidden, q_rows, kv_rows = config.hidden, config.q_rows, config.kv_rows
-    yield "embed", [("model.embed_tokens.weight", (config.vocab, hidden))]
+Members = list[tuple[str, tuple[int, ...]]]
+
+
+def _parents(config: ModelConfig) -> Iterator[tuple[str, Members]]:
+    yield "embed", [("model.embed_tokens.weight", (config.vocab, config.hidden))]
     for layer in range(config.layers):
         prefix = f"model.layers.{layer}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        yield f"{layer}.input_norm", [(f"{prefix}.input_layernorm.weight", (hidden,))]
-        yield (
-            f"{layer}.qkv",
-            [
-                (f"{attention}.q_proj.weight", (q_rows, hidden)),
-                (f"{attention}.k_proj.weight", (kv_rows, hidden)),
-                (f"{attention}.v_proj.weight", (kv_rows, hidden)),
-            ],
-        )
-        yield f"{layer}.o", [(f"{attention}.o_proj.weight", (hidden, q_rows))]
-        yield f"{layer}.post_norm", [(f"{prefix}.post_attention_layernorm.weight", (hidden,))]
-        yield (
-            f"{layer}.gate_up",
-            [
-                (f"{mlp}.gate_proj.weight", (config.intermediate, hidden)),
-                (f"{mlp}.up_proj.weight", (config.intermediate, hidden)),
-            ],
-        )
-        yield f"{layer}.down", [(f"{mlp}.down_proj.weight", (hidden, config.intermediate))]
-    yield "norm", [("model.norm.weight", (hidden,))]
+        for parent, members in _layer_parents(config):
+            yield f"{layer}.{parent}", [(f"{prefix}.{name}.weight", shape) for name, shape in members]
+    yield "norm", [("model.norm.weight", (config.hidden,))]
     if not config.tied:
-        yield "head", [("lm_head.weight", (config.vocab, hidden))]
+        yield "head", [("lm_head.weight", (config.vocab, config.hidden))]
+
+
+def _layer_parents(config: ModelConfig) -> Iterator[tuple[str, Members]]:
+    hidden, traits = config.hidden, config.traits
+    norm = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+    if traits.product_norms:
+        norm |= {
+            "o_norm": "post_attention_layernorm",
+            "post_norm": "pre_feedforward_layernorm",
+            "down_norm": "post_feedforward_layernorm",
+        }
+    yield "input_norm", [(norm["input_norm"], (hidden,))]
+    yield (
+        "qkv",
+        [
+            ("self_attn.q_proj", (config.q_rows, hidden)),
+            ("self_attn.k_proj", (config.kv_rows, hidden)),
+            ("self_attn.v_proj", (config.kv_rows, hidden)),
+        ],
+    )
+    if traits.head_norms:
+        yield "q_norm", [("self_attn.q_norm", (config.head_dim,))]
+        yield "k_norm", [("self_attn.k_norm", (config.head_dim,))]
+    yield "o", [("self_attn.o_proj", (hidden, config.q_rows))]
+    if traits.product_norms:
+        yield "o_norm", [(norm["o_norm"], (hidden,))]
+    yield "post_norm", [(norm["post_norm"], (hidden,))]
+    yield "gate_up", [("mlp.gate_proj", (config.intermediate, hidden)), ("mlp.up_proj", (config.intermediate, hidden))]
+    yield "down", [("mlp.down_proj", (hidden, config.intermediate))]
+    if traits.product_norms:
+        yield "down_norm", [(norm["down_norm"], (hidden,))]

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from blake3 import blake3
 
+from rowlock.bindings.model.attention import rope_frequencies
 from rowlock.bindings.model.config import ModelConfig
-from rowlock.bindings.model.decoder import rope_frequencies
 
 PREFILL_LENGTH: Final = 64
 CAPACITY_SMALL: Final = 512
@@ -116,7 +116,7 @@ class StepInputs:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._frequencies = rope_frequencies(config.head_dim, config.rope)
 
     def of(self, variant: Variant, tokens: list[int], past: int) -> tuple[torch.Tensor, ...]:
         """``tokens, select, cos, sin, mask`` for at most ``variant.length`` tokens behind ``past`` others.

@@ -107,20 +107,39 @@ LLAMA3_ROPE = {
 }
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"tie_word_embeddings": False},
-        {"num_key_value_heads": 4},
-        {"num_key_value_heads": 1, "head_dim": 32},
-        {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500000.0},
-        {"rope_theta": None, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 10000.0}},
-    ],
-    ids=["tied", "separate head", "no GQA", "MQA, wide heads", "llama3 rope", "llama3 rope, new keys"],
-)
-def test_every_option_of_the_family_in_float32(tmp_path: Path, config: dict[str, Any]) -> None:
-    directory = write_tiny(tmp_path / "m", seed=7, dtype="F32", **config)
+QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("llama", {}),
+    "separate head": ("llama", {"tie_word_embeddings": False}),
+    "no GQA": ("llama", {"num_key_value_heads": 4}),
+    "MQA, wide heads": ("llama", {"num_key_value_heads": 1, "head_dim": 32}),
+    "llama3 rope": ("llama", {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500000.0}),
+    "llama3 rope, new keys": ("llama", {"rope_theta": None, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 10000.0}}),
+    "linear rope": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "Qwen 3": ("qwen3", {}),
+    "Qwen 3, separate head": ("qwen3", {"tie_word_embeddings": False, "num_key_value_heads": 4}),
+    "Qwen 3 with windows": ("qwen3", QWEN_WINDOWS),
+    "Gemma 3": ("gemma3", {}),
+    "Gemma 3, groups": ("gemma3", {"num_key_value_heads": 2, "sliding_window": 21}),
+    "Gemma 3, no GQA": ("gemma3", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "Gemma 3, old keys": (
+        "gemma3",
+        {
+            "layer_types": None,
+            "sliding_window_pattern": 2,
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "rope_local_base_freq": 5000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_a_family_in_float32(tmp_path: Path, option: str) -> None:
+    family, config = OPTIONS[option]
+    directory = write_tiny(tmp_path / "m", seed=7, dtype="F32", family=family, **config)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     runtime = load(directory)
     tokens = np.random.default_rng(0).integers(0, 256, 200).tolist()

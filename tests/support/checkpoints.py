@@ -35,11 +35,37 @@ TINY: dict[str, Any] = {
     "eos_token_id": 256,
 }
 
+QWEN3: dict[str, Any] = {
+    **TINY,
+    "model_type": "qwen3",
+    "head_dim": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+GEMMA3: dict[str, Any] = {
+    **{key: value for key, value in TINY.items() if key not in ("hidden_act", "rope_theta")},
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+FAMILIES = {"llama": TINY, "qwen3": QWEN3, "gemma3": GEMMA3}
+"""Configs of a tiny model of each family."""
 
-def write_tiny(directory: Path, seed: int = 0, dtype: str = "BF16", **config: Any) -> Path:
-    """A tiny Llama with random weights and a byte-level tokenizer. The seed decides every byte."""
+
+def write_tiny(directory: Path, seed: int = 0, dtype: str = "BF16", family: str = "llama", **config: Any) -> Path:
+    """A tiny model with random weights and a byte-level tokenizer. The seed decides every byte."""
     directory.mkdir(parents=True)
-    full = {**TINY, **config}
+    full = {**FAMILIES[family], **config}
     (directory / "config.json").write_text(json.dumps(full))
     write_tokenizer(directory)
     write_weights(directory, random_tensors(full, seed, dtype))
@@ -53,7 +79,7 @@ def random_tensors(config: dict[str, Any], seed: int, dtype: str = "BF16") -> di
     for placement in layout.placements.values():
         values = random.normal(0, 0.3, placement.tensor.shape).astype(np.float32)
         if "norm" in placement.tensor.name:
-            values = np.abs(values) + np.float32(0.5)
+            values = np.abs(values) + np.float32(-0.5 if config["model_type"] == "gemma3_text" else 0.5)
         tensors[placement.tensor] = encode(values, dtype)
     return tensors
 

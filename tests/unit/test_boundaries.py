@@ -38,6 +38,7 @@ TORCH_AREAS = {
     "bindings.cuda",
     "bindings.faults",
     "bindings.memory",
+    "bindings.model.attention",
     "bindings.model.decoder",
     "bindings.model.generation",
     "bindings.model.keys_values",

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from support.checkpoints import TINY
 
 from rowlock.bindings.cpu.decode import NativeDecoder, supported
 from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, load_kernels
-from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.keys_values import KeysValues
 from rowlock.bindings.model.layout import build_layout
 
 ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
-SHAPES = {
-    "grouped heads": ModelConfig("llama", 300, 96, 136, 3, 6, 2, 16, 700, 1e-5, 1e4, None, tied=True),
-    "wide heads, own head": ModelConfig("llama", 257, 72, 64, 2, 2, 2, 128, 700, 1e-6, 1e6, None, tied=False),
-}
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped heads": {
+        **TINY, "vocab_size": 300, "hidden_size": 96, "intermediate_size": 136, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
+    },
+    "wide heads, own head": {
+        **TINY, "hidden_size": 72, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 128,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
 
@@ -45,7 +54,7 @@ def kernels() -> Kernels:
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
 def pair(request: pytest.FixtureRequest, kernels: Kernels) -> tuple[Decoder, NativeDecoder]:
     """A decoder over random weights, and the compiled one over the same."""
-    config: ModelConfig = request.param
+    config = parse_config(Path(), request.param)
     source = torch.Generator().manual_seed(0)
     weights = {
         name: (torch.randn(parent.rows, parent.row_bytes // 2, generator=source) * (1 if parent.rows == 1 else 0.2)).to(
@@ -206,6 +215,5 @@ def test_attention_of_a_token_within_a_window(kernels: Kernels, heads: int, wind
 
 
 def test_what_is_not_supported() -> None:
-    config = SHAPES["grouped heads"]
-    assert not supported(config, torch.float32)
-    assert not supported(ModelConfig(**{**vars(config), "head_dim": 20}), torch.bfloat16)
+    assert not supported(parse_config(Path(), TINY), torch.float32)
+    assert not supported(parse_config(Path(), {**TINY, "head_dim": 20}), torch.bfloat16)
