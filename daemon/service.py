@@ -49,6 +49,8 @@ SWITCH_S: Final = 0.0002
 """How long another thread may keep the interpreter's lock from one that asks for it. A step asks for it some
 dozen times, and at the default of 5 ms a busy planner can hold it up for 100 ms."""
 
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
 Log = Any
 """A structlog logger."""
 
@@ -106,16 +108,18 @@ def _start_owner(owner: Owner, server: ApiServer, settings: Settings, log: Log) 
 
 
 def _stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set an event, and mean nothing more once the loop is closed.
+    """Have the first SIGTERM or SIGINT set an event; from then on neither means anything.
 
-    The loop's own handlers end with it: a second signal at the very end would then kill the process.
+    They are ignored by the kernel, not by a handler that does nothing: a handler of Python's is itself interrupted by
+    the next signal, and many of them would exhaust the stack; and the loop's own handlers end with the loop.
     """
 
     def on_signal(_number: int, _frame: object) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        loop.call_soon_threadsafe(stop.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, on_signal)
 
 
