@@ -60,7 +60,7 @@ def command(
         from rowlock.daemon.environments import DeviceRefusedError  # noqa: PLC0415
         from rowlock.daemon.lock import DeviceLockedError  # noqa: PLC0415
         from rowlock.daemon.service import run  # noqa: PLC0415
-        from rowlock.journal.journal import JournalError  # noqa: PLC0415
+        from rowlock.journal.journal_file import JournalError  # noqa: PLC0415
     except ImportError as error:
         raise ClientError(
             f"the daemon's packages are not installed: {error}", EXIT_REFUSED, "pip install 'rowlock[daemon]'"

@@ -17,7 +17,8 @@ from rowlock.daemon.environments import DeviceRefusedError
 from rowlock.daemon.lock import DeviceLock, DeviceLockedError, refuse_foreign_state, runtime_directory
 from rowlock.daemon.probing import probe_device
 from rowlock.daemon.settings import Settings
-from rowlock.journal.journal import FILE_NAME, Journal, JournalError
+from rowlock.journal.journal import FILE_NAME, Journal
+from rowlock.journal.journal_file import JournalError
 
 PACKAGES = ("torch", "grpcio", "protobuf", "blake3", "sqlite-utils", "tokenizers", "numpy")
 STATE_FREE_MIN = 1024**3

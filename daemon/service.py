@@ -47,6 +47,8 @@ WORKERS: Final = 4
 PLANNERS: Final = 4
 GRACE_S: Final = 2.0
 
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
 Log = Any
 """A structlog logger."""
 
@@ -104,16 +106,18 @@ def _start_owner(owner: Owner, server: ApiServer, settings: Settings, log: Log) 
 
 
 def _stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set an event, and mean nothing more once the loop is closed.
+    """Have the first SIGTERM or SIGINT set an event; from then on neither means anything.
 
-    The loop's own handlers end with it: a second signal at the very end would then kill the process.
+    They are ignored by the kernel, not by a handler that does nothing: a handler of Python's is itself interrupted by
+    the next signal, and many of them would exhaust the stack; and the loop's own handlers end with the loop.
     """
 
     def on_signal(_number: int, _frame: object) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        loop.call_soon_threadsafe(stop.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, on_signal)
 
 

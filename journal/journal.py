@@ -1,111 +1,29 @@
 """The journal: every transition, every generation, in one SQLite file.
 
-All writes go through the methods here, each one transaction. WAL with
-``synchronous=FULL``: a returned method is durable. Each adds the events of its commit to the
-hash chain (:mod:`rowlock.journal.chain`). A COMMIT that raises has an unknown
-outcome; :class:`CommitUnknownError` says so, and :meth:`Journal.settle` finds out.
+All writes go through the methods here, each one transaction: a returned method is durable. Each adds the events of
+its commit to the hash chain (:mod:`rowlock.journal.chain`). A COMMIT that raises has an unknown
+outcome; ``CommitUnknownError`` says so, and :meth:`Journal.settle` finds out.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sqlite_utils import Database
 
 from rowlock.journal import chain_table
 from rowlock.journal.chain import KEY_STATE, ChainedEvent, Head
 from rowlock.journal.files import Files
-from rowlock.journal.migrations import KNOWN, migrations
-from rowlock.journal.points import Moment, Point, around
+from rowlock.journal.journal_file import Connect, JournalError, JournalFile, connect_file, connect_read_only
+from rowlock.journal.points import Point
+from rowlock.journal.rows import Event, GenerationRow, TransitionRow
 from rowlock.journal.signing import KeyFileError, OwnerKey
 
 FILE_NAME: Final = "journal.sqlite"
 BALLAST_BYTES: Final = 1024 * 1024
-
-Connect = Callable[[Path], sqlite3.Connection]
-"""Opens the file of a journal: in autocommit mode, for use by several threads."""
-
-
-def connect_file(path: Path) -> sqlite3.Connection:
-    """The real one."""
-    return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-
-
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    """One that cannot change the file."""
-    name = f"{path.absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(name, uri=True, check_same_thread=False, isolation_level=None, timeout=10)
-
-
-class JournalError(Exception):
-    """The journal cannot be opened, read or written. Nothing of the failed write is there."""
-
-
-class CommitUnknownError(JournalError):
-    """A COMMIT raised: it may or may not be on disk."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One state move of a transition.
-
-    Attributes:
-        sequence: from 1 on, without gaps, within the transition.
-        state: the state entered.
-        time: seconds since the epoch.
-
-    """
-
-    sequence: int
-    state: str
-    time: float
-    message: str
-
-
-@dataclass(frozen=True)
-class TransitionRow:
-    """One transition; ``record`` is the owner's JSON text, opaque here."""
-
-    id: str
-    request_id: str | None
-    request_digest: str
-    state: str
-    generation: int | None
-    record: str
-
-
-@dataclass(frozen=True)
-class GenerationRow:
-    """One published identity.
-
-    Attributes:
-        transition_id: what published it.
-        previous: the generation before it, None for the first.
-        checkpoint: directory that it can be rebuilt from.
-        overlay: name of the file of pushed rows that lie over that checkpoint, or empty.
-        level: of that transition, ``B1`` or ``B2``.
-        undo: where the before-images are: ``NONE``, ``DURABLE`` or ``MEMORY``.
-
-    """
-
-    generation: int
-    transition_id: str
-    previous: int | None
-    program: str
-    assets: str
-    weights: str
-    checkpoint: str
-    overlay: str
-    level: str
-    undo: str
 
 
 class Journal:
@@ -135,29 +53,16 @@ class Journal:
             JournalError: unreadable, of a newer version, or of another device; or the key cannot be used.
 
         """
-        self._path = directory / FILE_NAME
         self._ballast = directory / "ballast"
         self._files = files or Files()
-        self._points = self._files.points
-        self._connect = connect_read_only if read_only else connect
-        self._lock = threading.Lock()
-        try:
-            self._db = self._open()
-            _check_pages(self._db, self._path)
-            _check_version(self._db, self._path)
-            if not read_only:
-                with around(self._points, Point.COMMIT_OWNER, device):
-                    migrations.apply(self._db)
-                    with self._db.atomic():
-                        self._db.execute("INSERT OR IGNORE INTO owner VALUES (1, ?, 1, NULL)", [device])
-            self._reader = self._open()
-        except (sqlite3.Error, OSError) as error:
-            raise JournalError(f"{self._path}: {error}") from error
-        self._reader_lock = threading.Lock()
-        found = self._one("SELECT device FROM owner")["device"]
+        self._file = JournalFile(directory / FILE_NAME, self._files.points, connect_read_only if read_only else connect)
+        if not read_only:
+            self._file.migrate(device)
+        self._file.open_reader()
+        found = self._file.row("SELECT device FROM owner")["device"]
         if found != device:
             raise JournalError(
-                f"{self._path}: belongs to device {found!r}, not to {device!r}; "
+                f"{self._file.path}: belongs to device {found!r}, not to {device!r}; "
                 "give each device its own state directory"
             )
         if not read_only:
@@ -165,14 +70,12 @@ class Journal:
             self._announce_key(now())
 
     def close(self) -> None:
-        with self._lock, self._reader_lock:
-            self._db.close()
-            self._reader.close()
+        self._file.close()
 
     # Writes, in the order of a transition's life.
 
     def open_transition(self, row: TransitionRow, event: Event) -> None:
-        with self._transaction(Point.COMMIT_OPEN, row.id) as db:
+        with self._file.transaction(Point.COMMIT_OPEN, row.id) as db:
             db.execute(
                 "INSERT INTO transitions (id, number, request_id, request_digest, state, open, record) "
                 "SELECT ?, coalesce(max(number), 0) + 1, ?, ?, ?, 1, ? FROM transitions",
@@ -182,7 +85,7 @@ class Journal:
 
     def move(self, id: str, record: str, event: Event) -> None:  # noqa: A002 - the field's name
         """Enter a state that is not terminal."""
-        with self._transaction(Point.COMMIT_STAGED, id) as db:
+        with self._file.transaction(Point.COMMIT_STAGED, id) as db:
             _update(db, id, event.state, record, is_open=True)
             _chain(db, id, [event])
 
@@ -199,7 +102,7 @@ class Journal:
             The generation: a number never given out before.
 
         """
-        with self._transaction(Point.COMMIT_INTENT, id) as db:
+        with self._file.transaction(Point.COMMIT_INTENT, id) as db:
             taken = db.execute("UPDATE owner SET next_generation = next_generation + 1 RETURNING next_generation - 1")
             generation = int(taken.fetchall()[0][0])
             _update(db, id, event.state, record_of(generation), is_open=True)
@@ -210,7 +113,7 @@ class Journal:
 
     def publish(self, row: GenerationRow, state: str, record: str, events: Sequence[Event]) -> None:
         """The single step that makes a generation the owner's identity."""
-        with self._transaction(Point.COMMIT_PUBLISH, row.transition_id) as db:
+        with self._file.transaction(Point.COMMIT_PUBLISH, row.transition_id) as db:
             _update(db, row.transition_id, state, record, is_open=False)
             values = vars(row)
             columns, marks = ", ".join(values), ", ".join("?" * len(values))
@@ -220,19 +123,19 @@ class Journal:
 
     def end(self, id: str, state: str, record: str, events: Sequence[Event]) -> None:  # noqa: A002
         """Enter a terminal state other than published."""
-        with self._transaction(Point.COMMIT_END, id) as db:
+        with self._file.transaction(Point.COMMIT_END, id) as db:
             _update(db, id, state, record, is_open=False)
             _chain(db, id, events, self._key.sign)
 
     def amend(self, id: str, record: str, now: float) -> None:  # noqa: A002
         """Replace the record of an ended transition; the chain says that it was done."""
-        with self._transaction(Point.COMMIT_AMEND, id) as db:
+        with self._file.transaction(Point.COMMIT_AMEND, id) as db:
             changed = db.execute("UPDATE transitions SET record = ? WHERE id = ? AND open = 0", [record, id]).rowcount
             assert changed == 1, f"transition {id} has not ended"
             _chain(db, id, [Event(0, "AMENDED", now, "the record was completed")], self._key.sign)
 
     def settle(self, id: str) -> str:  # noqa: A002
-        """After :class:`CommitUnknownError`: the state that is really on disk, empty if there is no such row.
+        """After ``CommitUnknownError``: the state that is really on disk, empty if there is no such row.
 
         A write on a reopened connection must succeed first; only then is what it reads final.
 
@@ -240,46 +143,37 @@ class Journal:
             JournalError: it cannot be found out.
 
         """
-        with self._lock:
-            try:
-                self._db.close()
-                self._db = self._open()
-                with around(self._points, Point.SETTLE, id):
-                    self._db.conn.execute("BEGIN IMMEDIATE")
-                    self._db.execute("UPDATE owner SET id = id")
-                    self._db.conn.execute("COMMIT")
-            except (sqlite3.Error, OSError) as error:
-                raise JournalError(f"{self._path}: {error}") from error
-        rows = self._all("SELECT state FROM transitions WHERE id = ?", [id])
+        self._file.settle(id)
+        rows = self._file.rows("SELECT state FROM transitions WHERE id = ?", [id])
         return str(rows[0]["state"]) if rows else ""
 
     def cut_undos(self, transitions: Sequence[str], message: str, now: float) -> None:
         """Let go of the durable undos of some transitions: a signed retention cut. Their files go afterwards."""
-        with self._transaction(Point.COMMIT_OWNER, "cut") as db:
+        with self._file.transaction(Point.COMMIT_OWNER, "cut") as db:
             for transition in transitions:
                 db.execute("INSERT INTO cuts VALUES (?)", [transition])
             _chain(db, "", [Event(0, "CUT", now, message)], self._key.sign)
 
     def record_drift(self, message: str, now: float) -> None:
         """Resident bytes were found that are not those of the published identity: a signed event of the owner."""
-        with self._transaction(Point.COMMIT_OWNER, "drift") as db:
+        with self._file.transaction(Point.COMMIT_OWNER, "drift") as db:
             _chain(db, "", [Event(0, "DRIFT", now, message)], self._key.sign)
 
     # Quarantine: it outlives the process.
 
     def record_quarantine(self, reason: str, now: float) -> None:
-        with self._transaction(Point.COMMIT_QUARANTINE, reason) as db:
+        with self._file.transaction(Point.COMMIT_QUARANTINE, reason) as db:
             db.execute("INSERT INTO quarantine (since, reason) VALUES (?, ?)", [now, reason])
             _chain(db, "", [Event(0, "QUARANTINED", now, reason)], self._key.sign)
 
     def release_quarantine(self, who: str, why: str, now: float) -> None:
-        with self._transaction(Point.COMMIT_RELEASE, who) as db:
+        with self._file.transaction(Point.COMMIT_RELEASE, who) as db:
             db.execute("UPDATE quarantine SET released = ?, who = ?, why = ? WHERE released IS NULL", [now, who, why])
             _chain(db, "", [Event(0, "RELEASED", now, f"by {who}: {why}")], self._key.sign)
 
     def quarantine(self) -> str:
         """Why the device is quarantined, or empty."""
-        rows = self._all("SELECT reason FROM quarantine WHERE released IS NULL ORDER BY since LIMIT 1")
+        rows = self._file.rows("SELECT reason FROM quarantine WHERE released IS NULL ORDER BY since LIMIT 1")
         return str(rows[0]["reason"]) if rows else ""
 
     # Space for the terminal record, kept while there is some.
@@ -300,54 +194,47 @@ class Journal:
     # Reads; they never wait for a write.
 
     def current(self) -> GenerationRow | None:
-        rows = self._all("SELECT * FROM generations WHERE generation = (SELECT current_generation FROM owner)")
+        rows = self._file.rows("SELECT * FROM generations WHERE generation = (SELECT current_generation FROM owner)")
         return GenerationRow(**rows[0]) if rows else None
 
     def generation(self, number: int) -> GenerationRow | None:
-        rows = self._all("SELECT * FROM generations WHERE generation = ?", [number])
+        rows = self._file.rows("SELECT * FROM generations WHERE generation = ?", [number])
         return GenerationRow(**rows[0]) if rows else None
 
     def generations(self) -> list[GenerationRow]:
         """Newest first."""
-        return [GenerationRow(**row) for row in self._all("SELECT * FROM generations ORDER BY generation DESC")]
+        return [GenerationRow(**row) for row in self._file.rows("SELECT * FROM generations ORDER BY generation DESC")]
 
     def undos_cut(self) -> frozenset[str]:
         """The transitions whose durable undo was let go."""
-        return frozenset(row["transition_id"] for row in self._all("SELECT transition_id FROM cuts"))
+        return frozenset(row["transition_id"] for row in self._file.rows("SELECT transition_id FROM cuts"))
 
     def find(self, id_or_request: str) -> TransitionRow | None:
         """A transition by its id or its request id."""
-        rows = self._all(f"SELECT {_COLUMNS} FROM transitions WHERE id = ?1 OR request_id = ?1", [id_or_request])
+        rows = self._file.rows(f"SELECT {_COLUMNS} FROM transitions WHERE id = ?1 OR request_id = ?1", [id_or_request])
         return TransitionRow(**rows[0]) if rows else None
 
     def writes(self, id: str) -> str:  # noqa: A002
         """The exact rows of a journaled transition, as JSON text."""
-        rows = self._all("SELECT runs FROM writes WHERE transition_id = ?", [id])
+        rows = self._file.rows("SELECT runs FROM writes WHERE transition_id = ?", [id])
         return str(rows[0]["runs"]) if rows else "[]"
 
     def open_transitions(self) -> list[TransitionRow]:
-        return [TransitionRow(**row) for row in self._all(f"SELECT {_COLUMNS} FROM transitions WHERE open = 1")]
+        return [TransitionRow(**row) for row in self._file.rows(f"SELECT {_COLUMNS} FROM transitions WHERE open = 1")]
 
     def transitions(self, limit: int, before: str = "") -> list[TransitionRow]:
         """Newest first; ``before``: only those older than this id."""
         where = "WHERE number < (SELECT number FROM transitions WHERE id = ?)" if before else "WHERE ? = ''"
         query = f"SELECT {_COLUMNS} FROM transitions {where} ORDER BY number DESC LIMIT ?"
-        return [TransitionRow(**row) for row in self._all(query, [before, limit])]
+        return [TransitionRow(**row) for row in self._file.rows(query, [before, limit])]
 
     def events(self, id: str) -> list[Event]:  # noqa: A002
-        rows = self._all(
+        rows = self._file.rows(
             "SELECT sequence, state, time, message FROM events WHERE transition_id = ? AND sequence > 0 "
             "ORDER BY sequence",
             [id],
         )
         return [Event(**row) for row in rows]
-
-    def _open(self) -> Database:
-        db = Database(self._connect(self._path), execute_plugins=False)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
-        return db
 
     # The chain.
 
@@ -358,74 +245,24 @@ class Journal:
 
     def head(self) -> Head:
         """How far the chain has come."""
-        with self._reading() as connection:
+        with self._file.reading() as connection:
             return chain_table.head(connection)
 
     def chain_page(self, after: int) -> chain_table.Page:
         """The chained events after a position, some at a time."""
-        with self._reading() as connection:
+        with self._file.reading() as connection:
             return chain_table.read_page(connection, after)
 
     def _announce_key(self, now: float) -> None:
         """Chain the public key, when it is not the one that the chain named last."""
-        rows = self._all("SELECT message FROM events WHERE state = ? ORDER BY position DESC LIMIT 1", [KEY_STATE])
+        rows = self._file.rows("SELECT message FROM events WHERE state = ? ORDER BY position DESC LIMIT 1", [KEY_STATE])
         if rows and rows[0]["message"] == self._key.public:
             return
-        with self._transaction(Point.COMMIT_OWNER, "key") as db:
+        with self._file.transaction(Point.COMMIT_OWNER, "key") as db:
             _chain(db, "", [Event(0, KEY_STATE, now, self._key.public)], self._key.sign)
-
-    @contextmanager
-    def _transaction(self, point: Point, subject: str) -> Iterator[Database]:
-        with self._lock:
-            conn = self._db.conn
-            try:
-                conn.execute("BEGIN IMMEDIATE")
-                yield self._db
-            except sqlite3.Error as error:
-                _roll_back(conn)
-                raise JournalError(f"{self._path}: {error}") from error
-            except BaseException:
-                _roll_back(conn)
-                raise
-            self._points.at(point, Moment.BEFORE, subject)
-            try:
-                conn.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise CommitUnknownError(f"{self._path}: COMMIT: {error}") from error
-            self._points.at(point, Moment.AFTER, subject)
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._reader_lock:
-            try:
-                yield self._reader.conn
-            except sqlite3.Error as error:
-                raise JournalError(f"{self._path}: {error}") from error
-
-    def _all(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        with self._reading():
-            return list(self._reader.query(query, parameters))
-
-    def _one(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
-        return self._all(query, parameters)[0]
 
 
 _COLUMNS: Final = "id, request_id, request_digest, state, generation, record"
-
-
-def _check_pages(db: Database, path: Path) -> None:
-    """A damaged page is found now, not when its rows are needed."""
-    (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise JournalError(
-            f"{path}: is damaged: {found}; restore the state directory from a backup, with its owner.key"
-        )
-
-
-def _check_version(db: Database, path: Path) -> None:
-    newer = {item.name for item in migrations.applied(db)} - set(KNOWN)
-    if newer:
-        raise JournalError(f"{path}: written by a newer rowlock ({', '.join(sorted(newer))}); upgrade the daemon")
 
 
 def _update(db: Database, id: str, state: str, record: str, *, is_open: bool) -> None:  # noqa: A002
@@ -448,9 +285,3 @@ def _owner_key(directory: Path, files: Files) -> OwnerKey:
         raise JournalError(str(error)) from error
     except OSError as error:
         raise JournalError(f"{directory}: the owner's key: {error}") from error
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    with contextlib.suppress(sqlite3.Error):  # the first error is the one that tells
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")

@@ -68,16 +68,6 @@ class Hasher:
                 _check_alias(checkpoint, tensors.pop(alias), tensors.get(original))
         return Manifest.of(tensors.values())
 
-    def digests(self, info: TensorInfo, data: Bytes) -> bytes:
-        """Group digests, concatenated, of all the bytes of a tensor in memory."""
-        assert data.nbytes == info.nbytes
-        group_bytes = info.group_rows * info.row_bytes
-        jobs = [
-            self._executor.submit(hash_groups, data[start:stop], group_bytes)
-            for start, stop in chunks(info, range(info.groups))
-        ]
-        return b"".join(job.result() for job in jobs)
-
     def _file_digests(self, checkpoint: Checkpoint, progress: Progress) -> Iterator[bytes]:
         """Group digests, concatenated, of every tensor in order."""
 

@@ -9,7 +9,7 @@ from rowlock.daemon.api.messages import event_message, record_message
 from rowlock.daemon.owner.owner import Owner
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.states import TERMINAL
-from rowlock.journal.journal import Event, TransitionRow
+from rowlock.journal.rows import Event, TransitionRow
 from rowlock.v1 import owner_pb2
 from rowlock.v1.errors import OwnerError, Reason
 

@@ -16,7 +16,7 @@ from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.verification import Verification
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.journal.chain_table import Bound
-from rowlock.journal.journal import Event
+from rowlock.journal.rows import Event
 from rowlock.v1 import identity_pb2, owner_pb2
 
 

@@ -31,7 +31,7 @@ from rowlock.daemon.owner.pushing import PushedRows
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.verification import Sample
-from rowlock.journal.journal import TransitionRow
+from rowlock.journal.rows import TransitionRow
 from rowlock.v1 import owner_pb2, owner_pb2_grpc
 from rowlock.v1.errors import OwnerError, Reason
 

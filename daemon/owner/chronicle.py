@@ -11,14 +11,9 @@ from typing import Any
 from rowlock.daemon.owner.context import Clock
 from rowlock.daemon.owner.record import RowRange, TransitionRecord
 from rowlock.daemon.owner.states import TERMINAL, TransitionEvent, TransitionState, next_state
-from rowlock.journal.journal import (
-    CommitUnknownError,
-    Event,
-    GenerationRow,
-    Journal,
-    JournalError,
-    TransitionRow,
-)
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import CommitUnknownError, JournalError
+from rowlock.journal.rows import Event, GenerationRow, TransitionRow
 
 
 class Chronicle:

@@ -18,7 +18,8 @@ from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
-from rowlock.journal.journal import Journal, JournalError
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 OPEN_LOOK_S: Final = 0.05

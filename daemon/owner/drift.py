@@ -27,7 +27,7 @@ from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.states import TransitionState
-from rowlock.journal.journal import JournalError
+from rowlock.journal.journal_file import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 NAMED_MAX = 20

@@ -42,7 +42,7 @@ from rowlock.daemon.owner.stage import Settled
 from rowlock.daemon.owner.states import TransitionEvent, TransitionState
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.transit import Transit
-from rowlock.journal.journal import JournalError
+from rowlock.journal.journal_file import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 

@@ -14,7 +14,8 @@ from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.retention import keep
 from rowlock.daemon.owner.states import TransitionEvent
 from rowlock.daemon.owner.target import Target, refusal
-from rowlock.journal.journal import GenerationRow, JournalError
+from rowlock.journal.journal_file import JournalError
+from rowlock.journal.rows import GenerationRow
 from rowlock.v1.errors import OwnerError, Reason
 
 

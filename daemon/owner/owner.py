@@ -30,7 +30,8 @@ from rowlock.daemon.owner.transitions import Transitions
 from rowlock.daemon.owner.verification import Sample, Verification, verify
 from rowlock.daemon.owner.view import OwnerView
 from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
-from rowlock.journal.journal import Journal, JournalError
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 STOP_LOOK_S: Final = 0.2

@@ -17,7 +17,8 @@ from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.sources import GroupSource
 from rowlock.daemon.owner.stores import Stores, still_there
 from rowlock.daemon.owner.target import Target, TargetLoader
-from rowlock.journal.journal import GenerationRow, Journal
+from rowlock.journal.journal import Journal
+from rowlock.journal.rows import GenerationRow
 from rowlock.journal.undo import UndoError
 from rowlock.v1.errors import OwnerError, Reason
 

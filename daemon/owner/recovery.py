@@ -18,7 +18,8 @@ from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.states import TransitionEvent, TransitionState
-from rowlock.journal.journal import GenerationRow, JournalError
+from rowlock.journal.journal_file import JournalError
+from rowlock.journal.rows import GenerationRow
 from rowlock.v1.errors import OwnerError, Reason
 
 

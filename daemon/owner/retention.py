@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rowlock.bindings.plan import UndoStore
-from rowlock.journal.journal import GenerationRow
+from rowlock.journal.rows import GenerationRow
 
 IN_FILES: Final = frozenset({UndoStore.DURABLE, UndoStore.EVIDENCE})
 """Undos that are files."""

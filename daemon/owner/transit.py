@@ -15,7 +15,7 @@ from rowlock.daemon.owner.record import RowRange, Stopwatch, counters_json
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.states import TERMINAL, TransitionEvent, TransitionState
 from rowlock.daemon.owner.target import Target
-from rowlock.journal.journal import CommitUnknownError, JournalError
+from rowlock.journal.journal_file import CommitUnknownError, JournalError
 
 
 @dataclass

@@ -16,7 +16,7 @@ from rowlock.daemon.owner.outcome import conclude
 from rowlock.daemon.owner.record import Stopwatch, TransitionRecord
 from rowlock.daemon.owner.states import TERMINAL, TransitionEvent
 from rowlock.daemon.owner.view import OwnerView
-from rowlock.journal.journal import JournalError
+from rowlock.journal.journal_file import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 

@@ -37,10 +37,9 @@ def main() -> int:
     start, failed = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="rowlock-sim-") as root, ProcessPoolExecutor(os.cpu_count()) as pool:
         lives = range(options.seed, options.seed + walks)
-        walking = pool.map(partial(_walk, root, options.crashes), lives, chunksize=4)
-        for name, (report, problem) in zip(
-            names, pool.map(partial(_explore, root, options.seed, options.depth), names), strict=True
-        ):
+        exploring = pool.map(partial(_explore, root, options.seed, options.depth), names)
+        walking = pool.map(partial(_walk, root, options.crashes), lives, chunksize=4)  # short: last, to fill the gaps
+        for name, (report, problem) in zip(names, exploring, strict=True):
             failed += bool(problem)
             print(
                 f"{name}: {report.images} moments, {report.crashes} crashes, {report.recoveries} recoveries", flush=True

@@ -114,7 +114,7 @@ class Explorer:
     def explore(self, scenario: Scenario) -> None:
         watch = Watch(self.world.truth)
         camera = Camera(watch)
-        disk, device = prepare(self.world, scenario.base)
+        disk, device = prepare(self.world, scenario.base, stopped=scenario.act is not None)
         watch.promised = replace(Facts.of(disk), quarantined=False) if scenario.releases else Facts.of(disk)
         process = run(self.world, scenario, disk, device, watch, camera.begin)
         process.close()
@@ -124,16 +124,18 @@ class Explorer:
             self._crash(image, scenario, (image.label,), 1)
 
     def _crash(self, image: Image, scenario: Scenario, path: tuple[str, ...], depth: int) -> None:
+        said = blake3(repr(image.promised).encode()).digest()
         for crash, survives in WAYS:
             here = (*path, f"{crash}, device memory {'survives' if survives else 'is lost'}")
             self.report.crashes += 1
             seed = self.seed + self.report.crashes
             disk = image.disk.after(crash, seed)
             device = image.device.after_process(survives=survives, seed=seed)
+            key = disk.key()
             try:
-                if self._is_new(disk.key() + blake3(repr(image.promised).encode()).digest()):
+                if self._is_new(key + said):
                     check_image(disk, image.promised)
-                if self._is_new(disk.key() + device.key()):
+                if self._is_new(key + device.key()):
                     self._recover(disk, device, image.promised, scenario, here, depth)
             except CrashError:
                 raise

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from blake3 import blake3
 
@@ -135,12 +136,11 @@ class Disk:
 
     def key(self) -> bytes:
         """A digest of all that a later process, or a later crash, could see of it."""
-        digest = blake3(str(len(self.changes)).encode())
+        parts = [str(len(self.changes)).encode()]
         for names in (self.names, self.durable_names):
             for path in sorted(names):
-                digest.update(known_name(path).encode())
-                digest.update(self.inodes[names[path]].digest())
-        return digest.digest()
+                parts += (known_name(path).encode(), self.inodes[names[path]].digest())
+        return blake3(b"".join(parts)).digest()
 
     # What processes do. Each is one effect.
 
@@ -229,6 +229,7 @@ class Disk:
         return inode
 
 
+@lru_cache(maxsize=4096)
 def known_name(path: str) -> str:
     """A path without what is random in it."""
     return re.sub(r"\.[0-9a-f]{32}\.partial$", ".partial", path)

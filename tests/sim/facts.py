@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sim.disk import Disk
 from sim.vfs import sim_vfs
 
 STATE = Path("/var/state")
+JOURNAL = STATE / "journal.sqlite"
 ENDED = {"NOOP", "PUBLISHED", "CANCELLED", "FAILED", "ROLLED_BACK", "UNLOADED", "QUARANTINED"}
 
 
@@ -50,14 +52,10 @@ class Facts:
     @classmethod
     def of(cls, disk: Disk) -> Facts:
         """The committed rows on a disk, which is not changed."""
-        copy = disk.copy()
-        if str(STATE / "journal.sqlite") not in copy.names:
+        if str(JOURNAL) not in disk.names:
             return cls()
-        connection = sim_vfs().attach(copy)(STATE / "journal.sqlite")
-        try:
-            return cls.read(connection)
-        finally:
-            sim_vfs().detach(copy)
+        names = sorted(name for name in disk.names if name.startswith(str(JOURNAL)))
+        return _committed(tuple((name, bytes(disk.content(disk.names[name]))) for name in names))
 
     @classmethod
     def read(cls, connection: sqlite3.Connection) -> Facts:
@@ -92,6 +90,21 @@ class Facts:
     def identity(self) -> tuple[str, str, str] | None:
         """What was published last."""
         return self.generations[self.current].identity if self.current is not None else None
+
+
+@lru_cache(maxsize=256)
+def _committed(files: tuple[tuple[str, bytes], ...]) -> Facts:
+    """What SQLite makes of a journal's files: many images hold the same ones."""
+    disk = Disk()
+    disk.create(str(STATE.parent), is_directory=True)
+    disk.create(str(STATE), is_directory=True)
+    for name, content in files:
+        disk.write(disk.create(name), 0, content, name)
+    connection = sim_vfs().attach(disk)(JOURNAL)
+    try:
+        return Facts.read(connection)
+    finally:
+        sim_vfs().detach(disk)
 
 
 def undo_groups(disk: Disk, transition: str) -> dict[tuple[str, int], bytes] | None:

@@ -43,7 +43,7 @@ class Truth:
         return (
             device.live.keys() == want.keys()
             and not device.started
-            and all(device.slots[name].data == want[name] for name in want)
+            and all(device.slots[name].tobytes() == want[name] for name in want)
         )
 
 
@@ -176,7 +176,7 @@ def _check_facts(facts: Facts, promised: Facts) -> None:
 
 def check_recovered(process: Process, truth: Truth, promised: Facts) -> Facts:
     """What must hold after a recovery: old, new or quarantined, and proved."""
-    facts = Facts.read(process.journal._reader.conn)
+    facts = Facts.read(process.journal._file._reader.conn)
     _check_facts(facts, promised)
     law_1_ready_is_proved(process, truth)
     law_5_recovery_ends(facts)
@@ -225,4 +225,4 @@ class Watch:
                 law_3_undo_before_write(process, self.truth)
                 self._proved = opened
         if moment is Moment.AFTER and point.startswith(("commit", "settle")):
-            self.promised = Facts.read(process.journal._reader.conn)
+            self.promised = Facts.read(process.journal._file._reader.conn)

@@ -132,8 +132,8 @@ class Process:
         files = Files(SimFileSystem(disk), self.points)
         files.keep_directory(STATE)
         self.journal = Journal(STATE, "sim", files, self._connect)
-        self.journal._lock = OneThreadLock()  # type: ignore[assignment]
-        self.journal._reader_lock = OneThreadLock()  # type: ignore[assignment]
+        self.journal._file._lock = OneThreadLock()  # type: ignore[assignment]
+        self.journal._file._reader_lock = OneThreadLock()  # type: ignore[assignment]
         clock, inline = SimClock(), Inline()
         self.binding = SimBinding(device, hook)
         context = Context(clock, lambda: f"{name}{next(ids)}", inline, inline, inline, self._log, self.points)

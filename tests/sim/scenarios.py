@@ -243,14 +243,14 @@ SCENARIOS = {
 }
 
 
-def prepare(world: World, base: tuple[str, ...]) -> tuple[Disk, Device]:
-    """Disk and device after what happened before, its last process killed."""
-    disk, device = _prepared(world.models.root, base)
+def prepare(world: World, base: tuple[str, ...], *, stopped: bool = False) -> tuple[Disk, Device]:
+    """Disk and device after what happened before, its last process killed, or stopped."""
+    disk, device = _prepared(world.models.root, base, stopped)
     return disk.copy(), device.copy()
 
 
 @cache
-def _prepared(root: Path, base: tuple[str, ...]) -> tuple[Disk, Device]:
+def _prepared(root: Path, base: tuple[str, ...], stopped: bool) -> tuple[Disk, Device]:
     disk, device, models = Disk(), Device(), Models(root)
     for number, name in enumerate(base):
         initial, act = BASES[name]
@@ -260,6 +260,8 @@ def _prepared(root: Path, base: tuple[str, ...]) -> tuple[Disk, Device]:
         hook.armed = True
         if act is not None:
             act(process, models)
+        if stopped and name == base[-1]:
+            process.journal.close()  # and with it the WAL, which every later process would have to read
         process.close()
         disk, device = disk.copy(), device.after_process(survives=True, seed=0)
         disk.fail = lambda _operation, _path: None

@@ -41,7 +41,7 @@ def test_a_random_life_keeps_the_laws(world: World, seed: int) -> None:
 def test_a_new_state_directory_survives_a_power_cut(world: World) -> None:
     disk = Disk()
     process = Process(disk, Device(), "p").start(world.models["a"])
-    facts = Facts.read(process.journal._reader.conn)
+    facts = Facts.read(process.journal._file._reader.conn)
     process.close()
     assert facts.current == 1
     assert Facts.of(disk.after(Crash.DROPPED, 0)) == facts

@@ -237,9 +237,12 @@ class SimVfs:
             opened.disk.fail("read", opened.path)
         except OSError:
             return IOERR_READ
-        data = bytes(opened.disk.content(opened.inode)[offset : offset + size])
+        data = bytes(memoryview(opened.disk.content(opened.inode))[offset : offset + size])
+        if len(data) == size:
+            ctypes.memmove(out, data, size)
+            return OK
         ctypes.memmove(out, data + bytes(size - len(data)), size)
-        return OK if len(data) == size else IOERR_SHORT_READ
+        return IOERR_SHORT_READ
 
     def _xWrite(self, file: Any, data: int, size: int, offset: int) -> int:  # noqa: N802
         opened = self._files[file.contents.handle]

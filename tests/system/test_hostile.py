@@ -24,7 +24,8 @@ from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.states import OwnerState
-from rowlock.journal.journal import CommitUnknownError, Journal, JournalError
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import CommitUnknownError, JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -470,7 +471,7 @@ def test_clients_that_gave_up_do_not_fill_the_queue(owner: OwnerHarness) -> None
 
 def test_a_journal_that_lost_its_connection_can_be_used_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "cpu")
-    journal._db.close()
+    journal._file._db.close()
     with pytest.raises((JournalError, sqlite3.ProgrammingError)):
         journal.record_quarantine("x", 0.0)
     assert journal.settle("nothing") == ""

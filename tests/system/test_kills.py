@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import rowlock
 from support.daemons import answer, owner, transition
+from support.kill_file import KillOrder, Place
 
 from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
@@ -88,21 +88,18 @@ def test_a_kill_on_the_real_model(real_model: Path, tmp_path: Path, name: str) -
 
 def check(base: Path, target: Path, directory: Path, kill: Kill) -> None:
     """Die during a transition from base to target; start again; look at everything."""
-    kill_file, state = directory / "kill.json", directory / "state"
-    with DaemonProcess(
-        state, ["--checkpoint", str(base), "--threads", "2", "--test-kill-file", str(kill_file)]
-    ) as daemon:
+    order, state = KillOrder(directory / "kill.json"), directory / "state"
+    with DaemonProcess(state, ["--checkpoint", str(base), "--threads", "2", *order.arguments]) as daemon:
         old, before = owner(daemon).identity, answer(daemon)
         head = rowlock("history", "--head", endpoint=daemon.client.endpoint).out.strip()
         new = plan(daemon, target).to
         described = daemon.client.call(daemon.client.owner.Describe, owner_pb2.DescribeRequest())
-        assert list(described.test_options) == [f"kill_file={kill_file}"], "it is not hidden"
-        order = {"point": kill.point, "moment": kill.moment, "subject": kill.subject, "skip": kill.skip}
-        kill_file.write_text(json.dumps(order))
+        assert list(described.test_options) == [f"kill_file={order.file}"], "it is not hidden"
+        order.die_at(Place(kill.point, kill.moment, kill.subject, kill.skip))
         with contextlib.suppress(ClientError):
             transition(daemon, target=str(target), require=kill.level, request_id="killed")
         assert daemon.process.wait(60) == -9
-        assert not kill_file.exists(), "it died where it was told to"
+        assert order.met, "it died where it was told to"
     with DaemonProcess(state, ["--threads", "2"]) as again:
         endpoint = again.client.endpoint
         assert owner(again).identity == (new if kill.is_new else old)

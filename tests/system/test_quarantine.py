@@ -17,7 +17,8 @@ from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.plan import Require
 from rowlock.daemon.owner.options import Drain
 from rowlock.daemon.owner.states import OwnerState
-from rowlock.journal.journal import Journal, JournalError
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import JournalError
 from rowlock.v1.errors import OwnerError, Reason
 
 

@@ -10,7 +10,8 @@ from support.owners import running_owner
 
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.states import OwnerState
-from rowlock.journal.journal import Event, Journal, TransitionRow
+from rowlock.journal.journal import Journal
+from rowlock.journal.rows import Event, TransitionRow
 
 
 def test_a_restart_loads_what_was_published_last(tiny: Path, tmp_path: Path) -> None:

@@ -7,14 +7,10 @@ steps, `make signals` all.
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import grpc
@@ -22,6 +18,7 @@ import pytest
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import rowlock
 from support.daemons import answer, begin, owner, refused, states
+from support.kill_file import KillOrder, Place
 
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import owner_pb2
@@ -29,34 +26,8 @@ from rowlock.v1 import owner_pb2
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
-@dataclass(frozen=True)
-class Pause:
-    """A daemon's thread waits at a named point."""
-
-    file: Path
-
-    @property
-    def met(self) -> bool:
-        return self.file.with_name(self.file.name + ".met").exists()
-
-    @contextmanager
-    def at(self, point: str, moment: str, subject: str = "", skip: int = 0) -> Iterator[None]:
-        """Have it wait there. On entry: armed. On exit: it has been let go."""
-        order = {"point": point, "moment": moment, "subject": subject, "skip": skip, "act": "wait"}
-        self.file.write_text(json.dumps(order))
-        yield
-        self.file.unlink(missing_ok=True)
-        self.file.with_name(self.file.name + ".met").unlink(missing_ok=True)
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + 60
-        while not self.met:
-            assert time.monotonic() < deadline, "nothing came by the point"
-            time.sleep(0.01)
-
-
-def arguments(checkpoint: Path, pause: Pause) -> list[str]:
-    return ["--checkpoint", str(checkpoint), "--threads", "2", "--test-kill-file", str(pause.file)]
+def arguments(checkpoint: Path, pause: KillOrder) -> list[str]:
+    return ["--checkpoint", str(checkpoint), "--threads", "2", *pause.arguments]
 
 
 STARTING = {
@@ -77,11 +48,11 @@ def cases(steps: Iterable[str], always: Container[str]) -> list[object]:
 
 @pytest.mark.parametrize(("step", "number"), cases(STARTING, ("before the runtime", "half uploaded", "published")))
 def test_while_starting(tiny: Path, tmp_path: Path, step: str, number: signal.Signals) -> None:
-    pause = Pause(tmp_path / "pause.json")
+    pause = KillOrder(tmp_path / "pause.json")
     socket = tmp_path / "socket"
     places = ["--state", str(tmp_path / "state"), "--socket", str(socket)]
     command = [sys.executable, "-m", "rowlock.cli", "serve", *places, *arguments(tiny, pause)]
-    with pause.at(*STARTING[step]):
+    with pause.pause_at(Place(*STARTING[step])):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         pause.wait()
         process.send_signal(number)
@@ -112,12 +83,12 @@ ALWAYS = ("opened", "the undo is written", "before the first write", "before the
 
 @pytest.mark.parametrize(("step", "number"), cases(STEPS, ALWAYS))
 def test_during_a_transition(tiny: Path, tmp_path: Path, step: str, number: signal.Signals) -> None:
-    pause = Pause(tmp_path / "pause.json")
+    pause = KillOrder(tmp_path / "pause.json")
     target = change_rows(tiny, tmp_path / "target", EMBED, [5, 200], negate)
     point, moment, subject, outcome = STEPS[step]
     with DaemonProcess(tmp_path / "state", arguments(tiny, pause)) as daemon:
         old = owner(daemon).identity
-        with pause.at(point, moment, subject):
+        with pause.pause_at(Place(point, moment, subject)):
             going = begin(daemon, target=str(target), request_id="asked")
             pause.wait()
             daemon.process.send_signal(number)
@@ -131,7 +102,6 @@ def test_during_a_transition(tiny: Path, tmp_path: Path, step: str, number: sign
         assert again.client.call(again.client.owner.Verify, owner_pb2.VerifyRequest()).ok
 
 
-@pytest.mark.campaign
 def test_signals_while_it_stops_change_nothing(tiny: Path, tmp_path: Path) -> None:
     with DaemonProcess(tmp_path / "state", ["--checkpoint", str(tiny), "--threads", "2"]) as daemon:
         while daemon.process.poll() is None:
@@ -141,12 +111,12 @@ def test_signals_while_it_stops_change_nothing(tiny: Path, tmp_path: Path) -> No
 
 
 def test_two_transitions_at_once(tiny: Path, tmp_path: Path) -> None:
-    pause = Pause(tmp_path / "pause.json")
+    pause = KillOrder(tmp_path / "pause.json")
     first = change_rows(tiny, tmp_path / "first", EMBED, [5], negate)
     second = change_rows(tiny, tmp_path / "second", EMBED, [200], negate)
     with DaemonProcess(tmp_path / "state", arguments(tiny, pause)) as daemon:
         before = answer(daemon)
-        with pause.at("sync_file", "before", ".undo"):
+        with pause.pause_at(Place("sync_file", "before", ".undo")):
             going = begin(daemon, target=str(first))
             pause.wait()
             error = refused(daemon, target=str(second))

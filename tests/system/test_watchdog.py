@@ -115,5 +115,5 @@ def test_quarantine_survives_a_restart_until_it_is_released(tiny: Path, tmp_path
             owner.owner.release_quarantine("alice", "again")
         assert caught.value.reason is Reason.NOT_QUARANTINED
     journal = Journal(state, "cpu")
-    rows = journal._all("SELECT who, why FROM quarantine")
+    rows = journal._file.rows("SELECT who, why FROM quarantine")
     assert rows == [{"who": "alice", "why": "the card was replaced"}]

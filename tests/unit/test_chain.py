@@ -18,7 +18,9 @@ from rowlock.journal.audit import Auditor, Fault
 from rowlock.journal.chain import START, ChainedEvent, Head, encode_rows, link_of
 from rowlock.journal.chain_table import PAGE_EVENTS, Page
 from rowlock.journal.files import Files
-from rowlock.journal.journal import Event, GenerationRow, Journal, JournalError, TransitionRow
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import JournalError
+from rowlock.journal.rows import Event, GenerationRow, TransitionRow
 from rowlock.journal.signing import OwnerKey, is_signed
 
 

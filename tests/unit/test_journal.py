@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rowlock.journal.journal import CommitUnknownError, Event, GenerationRow, Journal, JournalError, TransitionRow
+from rowlock.journal.journal import Journal
+from rowlock.journal.journal_file import CommitUnknownError, JournalError
+from rowlock.journal.rows import Event, GenerationRow, TransitionRow
 
 
 def row(id: str, request_id: str | None = None) -> TransitionRow:
@@ -159,8 +161,8 @@ class _FailingCommit:
 @pytest.mark.parametrize("committed", [True, False])
 def test_an_unknown_commit_is_settled_on_a_reopened_connection(journal: Journal, committed: bool) -> None:
     journal.open_transition(row("a"), event(1, "PLANNED"))
-    real = journal._db.conn
-    journal._db.conn = _FailingCommit(real, committed=committed)  # type: ignore[assignment]
+    real = journal._file._db.conn
+    journal._file._db.conn = _FailingCommit(real, committed=committed)  # type: ignore[assignment]
     with pytest.raises(CommitUnknownError):
         journal.move("a", "{}", event(2, "STAGED"))
     real.close()

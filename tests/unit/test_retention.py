@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowlock.daemon.owner.retention import Kept, Retention, keep
-from rowlock.journal.journal import GenerationRow
+from rowlock.journal.rows import GenerationRow
 
 
 def row(number: int, undo: str = "DURABLE") -> GenerationRow:
