@@ -37,6 +37,7 @@ class DaemonProcess:
         self, state: Path, options: list[str], environment: Mapping[str, str] | None = None, *, ready: bool = True
     ) -> None:
         self._state = state
+        self.log = state / "daemon.log"
         self._options = options
         self._environment = environment or {}
         self._service = "" if ready else "rowlock.v1.OwnerService"
@@ -46,9 +47,8 @@ class DaemonProcess:
         # Socket paths are limited to 107 bytes, so not below the state directory.
         self._runtime = tempfile.TemporaryDirectory(prefix="rowlock-")
         socket = Path(self._runtime.name) / "cpu.sock"
-        self._log = self._state / "daemon.log"
         arguments = ["serve", "--state", str(self._state), "--socket", str(socket), *self._options]
-        with open(self._log, "wb") as log:
+        with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rowlock.cli", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -92,5 +92,5 @@ class DaemonProcess:
                             return
                 except grpc.RpcError:
                     continue
-        tail = self._log.read_text(errors="replace")[-LOG_TAIL:]
-        raise ClientError(f"the daemon did not become ready; its log {self._log} ends:\n{tail}", EXIT_UNREACHABLE)
+        tail = self.log.read_text(errors="replace")[-LOG_TAIL:]
+        raise ClientError(f"the daemon did not become ready; its log {self.log} ends:\n{tail}", EXIT_UNREACHABLE)

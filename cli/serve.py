@@ -23,6 +23,13 @@ EXIT_USAGE = 2
 @click.option("--state", type=click.Path(path_type=Path, resolve_path=True), help="State directory.")
 @click.option("--socket", type=click.Path(path_type=Path, resolve_path=True), help="Unix socket of the API.")
 @click.option(
+    "--http",
+    is_flag=False,
+    flag_value="127.0.0.1:8000",
+    metavar="[HOST:PORT]",
+    help="Serve the OpenAI-compatible API too. [without a value: 127.0.0.1:8000]",
+)
+@click.option(
     "--threads",
     type=click.IntRange(min=1),
     help="Threads of one device operation, and of hashing. [default: all cores]",
@@ -43,6 +50,7 @@ def command(
     checkpoint: Path | None,
     state: Path | None,
     socket: Path | None,
+    http: str | None,
     threads: int | None,
     without_hardware: bool | None,
     test_fault_file: Path | None,
@@ -70,6 +78,7 @@ def command(
         "checkpoint": checkpoint,
         "state": state,
         "socket": socket,
+        "http": http,
         "threads": threads,
         "fault_file": test_fault_file,
         "kill_file": test_kill_file,

@@ -7,6 +7,7 @@ and the nearest key there is.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
@@ -21,7 +22,7 @@ from rowlock.daemon.lock import runtime_directory
 from rowlock.daemon.owner.drift import DriftPolicy, Upkeep
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.retention import Retention
-from rowlock.daemon.settings import Settings, TlsSettings
+from rowlock.daemon.settings import HttpSettings, Settings, TlsSettings
 
 
 class ConfigError(Exception):
@@ -97,6 +98,14 @@ def _share(value: Any) -> float:
     return float(value)
 
 
+def _address(value: Any) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 address stands in brackets."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", value if isinstance(value, str) else "")
+    if found is None or int(found[3]) > 65535:
+        raise ValueError('host:port, such as "127.0.0.1:8000" or "[::1]:8000"')
+    return found[1] or found[2], int(found[3])
+
+
 def _mode(value: Any) -> int:
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('an octal file mode such as "0600"')
@@ -127,6 +136,19 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         "socket": Key(_path, "unix socket of the gRPC API"),
         "socket_mode": Key(_mode, "its file mode, who may do everything"),
         "push_bytes_max": Key(_size, "bytes of rows that one push may carry"),
+        "stall_s": Key(_seconds, "a reader of an answer, by gRPC or HTTP, that takes nothing for so long is given up"),
+    },
+    "http": {
+        "listen": Key(
+            _address,
+            "`host:port` of the OpenAI-compatible API; without it there is none. An address beyond this machine's "
+            "loopback needs a certificate or API keys. Port 0 takes a free one, which the log names",
+        ),
+        "certificate": Key(_path, "PEM file of the server, chain included; goes with `key`, and makes it TLS"),
+        "key": Key(_path, "PEM file of its key"),
+        "api_keys": Key(_path, "file of bearer keys, one a line: callers of `/v1` and `/metrics` must show one"),
+        "model": Key(_text, "what clients call the resident model, whichever that is"),
+        "deadline_s": Key(_seconds, "an answer that is not complete after so long is given up"),
     },
     "tls": {
         "address": Key(_text, "`host:port` to serve on with mTLS; all keys of this section go together"),
@@ -194,6 +216,10 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
         if section not in SCHEMA or not isinstance(values, dict):
             raise ConfigError(f"{path}:{_line(lines, section)}: unknown section {section!r}{_nearest(section, SCHEMA)}")
         result[section] = {key: _parse(path, lines, section, key, value) for key, value in values.items()}
+    problem = _http_problem(result.get("http", {}))
+    if problem is not None:
+        key, text = problem
+        raise ConfigError(f"{path}:{_line(lines, 'http', key)}: http.{key} {text}")
     return result
 
 
@@ -232,7 +258,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
 
     Args:
         values: from :func:`read_config`.
-        overrides: of ``device, state, socket, checkpoint, threads, fault_file, kill_file, placement_file,
+        overrides: of ``device, state, socket, checkpoint, threads, http, fault_file, kill_file, placement_file,
             without_hardware``; None is unset.
 
     Raises:
@@ -261,7 +287,9 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         ),
         upkeep=_upkeep(values.get("drift", {})),
         retention=Retention(**values.get("retention", {})),
+        stall_s=api.get("stall_s", Settings.stall_s),
         tls=_tls(values.get("tls")),
+        http=_http(values.get("http", {}), given.get("http")),
         fault_file=given.get("fault_file"),
         kill_file=given.get("kill_file"),
         placement_file=given.get("placement_file"),
@@ -294,3 +322,46 @@ def _tls(values: Mapping[str, Any] | None) -> TlsSettings | None:
     if missing:
         raise ConfigError(f"tls.{missing[0]} is missing: TCP is served with mTLS only, which needs all of its keys")
     return TlsSettings(**values)
+
+
+def _http(values: Mapping[str, Any], listen: str | None) -> HttpSettings | None:
+    """The HTTP API, if it is to be served; ``listen`` is the command line's.
+
+    Raises:
+        ConfigError: an address that cannot be, or one for others that is not protected.
+
+    """
+    chosen = dict(values)
+    if listen is not None:
+        try:
+            chosen["listen"] = _address(listen)
+        except ValueError as error:
+            raise ConfigError(f"--http is {listen!r}; wanted: {error}") from None
+    problem = _http_problem(chosen)
+    if problem is not None:
+        raise ConfigError(f"--http: http.{problem[0]} {problem[1]}")
+    if "listen" not in chosen:
+        return None
+    host, port = chosen.pop("listen")
+    return HttpSettings(host, port, **chosen)
+
+
+def _http_problem(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A key of [http] that does not go with the others, and why."""
+    for key, other in (("certificate", "key"), ("key", "certificate")):
+        if key in values and other not in values:
+            return key, f"goes with http.{other}, which is missing"
+    host, _port = values.get("listen", ("localhost", 0))
+    if not _is_loopback(host) and not values.keys() & {"certificate", "api_keys"}:
+        return "listen", (
+            f"is {host}, which others can reach: give http.certificate and http.key, or http.api_keys, "
+            "or listen on 127.0.0.1"
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

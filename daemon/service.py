@@ -1,6 +1,6 @@
 """The daemon process: wiring, start and stop.
 
-Start: log, signals, lock, a look for the device, journal, binding, probe, socket, health; then recovery and load
+Start: log, signals, lock, a look for the device, journal, binding, probe, socket, health, HTTP; then recovery and load
 on the owner thread. READY is said when a model is resident, or it is known that none will
 be. Stop: not serving, transition cancelled before its first write or else finished, device
 closed. A quarantined device is not closed: the process ends with everything as it is.
@@ -17,11 +17,17 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from rowlock.bindings.checkpoint.hashing import Hasher
 from rowlock.bindings.device import Binding
+from rowlock.daemon.answering.answers import Answers
+from rowlock.daemon.answering.meter import Meter
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import open_binding, parse_device
+from rowlock.daemon.http.app import Probes
+from rowlock.daemon.http.generating import Service
+from rowlock.daemon.http.server import HttpServer
 from rowlock.daemon.interpreter import set_aside_long_lived, share_lock_fairly
 from rowlock.daemon.kill_file import KillFile
 from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
@@ -32,7 +38,6 @@ from rowlock.daemon.owner.owner import Owner
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.startup import Startup
-from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.daemon.pacing import PacedExecutor
@@ -78,16 +83,33 @@ async def _run(settings: Settings) -> None:
         clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)
         planners = _pool(closing, ThreadPoolExecutor(PLANNERS, "rowlock-planner"))
-        server = ApiServer(owner, settings, planners, stop.set)
+        registry = CollectorRegistry()
+        answers = Answers(owner, Meter(registry, SystemClock().monotonic), settings.stall_s)
+        server = ApiServer(owner, answers, settings, planners, stop.set)
+        http = _http_server(owner, answers, registry, settings, log)
         await server.start()
         log.info("daemon.listening", socket=str(settings.socket), device=settings.device, pid=os.getpid())
+        if http is not None:
+            await http.start()
+            log.info("daemon.listening_http", url=http.url)
         loaded = _start_owner(owner, server, settings, log)
         await stop.wait()
-        await _stop(owner, server, loaded, log)
+        await _stop(owner, server, http, loaded, log)
         if owner.view.quarantined:
             log.error("daemon.exiting_quarantined", reason=owner.view.quarantined)
             os._exit(0)  # nothing is closed or freed: native work may still be live
     log.info("daemon.stopped")
+
+
+def _http_server(
+    owner: Owner, answers: Answers, registry: CollectorRegistry, settings: Settings, log: Log
+) -> HttpServer | None:
+    """The HTTP API, if it is configured; its address is taken, and nothing answered yet."""
+    http, clock = settings.http, SystemClock()
+    if http is None:
+        return None
+    service = Service(answers, http.model, http.deadline_s, random_id, clock.now, log.error)
+    return HttpServer(http, service, Probes(owner, registry, http.model, int(clock.now())), settings.stall_s)
 
 
 def _start_owner(owner: Owner, server: ApiServer, settings: Settings, log: Log) -> list[asyncio.Task[None]]:
@@ -121,14 +143,18 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> No
         signal.signal(number, on_signal)
 
 
-async def _stop(owner: Owner, server: ApiServer, tasks: list[asyncio.Task[None]], log: Log) -> None:
+async def _stop(
+    owner: Owner, server: ApiServer, http: HttpServer | None, tasks: list[asyncio.Task[None]], log: Log
+) -> None:
     log.info("daemon.stopping")
     notify(STOPPING="1")
     for task in tasks:
         task.cancel()
+    if http is not None:
+        http.leave()
     await server.leave()
     await asyncio.to_thread(owner.stop)
-    await server.stop(GRACE_S)
+    await asyncio.gather(server.stop(GRACE_S), *([http.stop(GRACE_S)] if http is not None else []))
 
 
 def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
@@ -196,9 +222,8 @@ async def _watch_readiness(owner: Owner, server: ApiServer, changed: asyncio.Eve
         await changed.wait()
         changed.clear()
         view = owner.view
-        now = view.resident is not None and view.state in {OwnerState.READY, OwnerState.TRANSITIONING}
-        if now != ready:
-            ready = now
+        if view.serving != ready:
+            ready = view.serving
             await server.set_ready(ready)
             log.info("daemon.readiness", ready=ready, state=view.state.value)
 

@@ -34,6 +34,30 @@ class TlsSettings:
 
 
 @dataclass(frozen=True)
+class HttpSettings:
+    """The OpenAI-compatible API.
+
+    Attributes:
+        host: name or address to listen on.
+        port: 0 takes a free one.
+        certificate: PEM file of the server, its chain included; with ``key``, TLS.
+        key: PEM file.
+        api_keys: file of bearer keys, one a line; callers must show one of them.
+        model: what clients call the resident model.
+        deadline_s: an answer that is not complete after so long is given up.
+
+    """
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+    api_keys: Path | None = None
+    model: str = "rowlock"
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True)
 class Settings:
     """Configuration of one owner.
 
@@ -48,11 +72,13 @@ class Settings:
         target_roots: if not empty, targets must really lie below one of them.
         call_timeout_s: a device call that takes longer quarantines the owner.
         push_bytes_max: rows that one push may carry.
+        stall_s: a reader of an answer that takes nothing for so long is given up.
         options: of transitions, where the caller leaves them open.
         policy: of the planner.
         retention: how much of the past is kept.
         upkeep: how the resident model is looked after.
-        tls: serve on TCP too.
+        tls: serve gRPC on TCP too.
+        http: serve HTTP too.
         fault_file: test option of the bindings.
         kill_file: test option: die or wait at a named point.
         placement_file: test option of the RNGD binding.
@@ -71,11 +97,13 @@ class Settings:
     target_roots: tuple[Path, ...] = ()
     call_timeout_s: float = 120.0
     push_bytes_max: int = 1024**3
+    stall_s: float = 60.0
     options: Options = field(default_factory=Options)
     policy: Policy = field(default_factory=Policy)
     retention: Retention = field(default_factory=Retention)
     upkeep: Upkeep = field(default_factory=Upkeep)
     tls: TlsSettings | None = None
+    http: HttpSettings | None = None
     fault_file: Path | None = None
     kill_file: Path | None = None
     placement_file: Path | None = None

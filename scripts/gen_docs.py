@@ -69,10 +69,13 @@ def errors() -> str:
         "UNAVAILABLE: call again. ABORTED: read again, then call again. FAILED_PRECONDITION: mend the state first.",
         "DATA_LOSS: bytes differ. RESOURCE_EXHAUSTED: memory, disk or a queue is full.",
         "",
-        "| reason | status | exit | what to do |",
-        "|---|---|---|---|",
+        "Over HTTP the reason is the error's `code`, in small letters (CONTEXT_EXCEEDED is OpenAI's `context_length_exceeded`), and",
+        "429 and 503 come with `Retry-After`.",
+        "",
+        "| reason | status | HTTP | exit | what to do |",
+        "|---|---|---|---|---|",
         *(
-            f"| {reason} | {info.status.name} | {3 if info.exit_code == 9 else info.exit_code} | {info.hint} |"
+            f"| {reason} | {info.status.name} | {info.http_status} | {3 if info.exit_code == 9 else info.exit_code} | {info.hint} |"
             for reason, info in REASONS.items()
         ),
     ]

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from rowlock.daemon.answering.answers import Answers
 from rowlock.daemon.api.inference_service import InferenceService
 from rowlock.daemon.api.owner_service import OwnerService
 from rowlock.daemon.api.roles import RoleInterceptor
@@ -37,13 +38,16 @@ class ApiServer:
 
     Args:
         owner: the core.
+        answers: asks it for tokens.
         settings: socket, TLS, options.
         planners: threads that read targets.
         release: ends the process after a quarantine was released.
 
     """
 
-    def __init__(self, owner: Owner, settings: Settings, planners: Executor, release: Callable[[], None]) -> None:
+    def __init__(
+        self, owner: Owner, answers: Answers, settings: Settings, planners: Executor, release: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._server = grpc.aio.server(
             interceptors=[RoleInterceptor(settings.tls)] if settings.tls else [],
@@ -55,7 +59,7 @@ class ApiServer:
         self._health = HealthServicer()
         service = OwnerService(owner, settings.options, settings.push_bytes_max, planners, release)
         owner_pb2_grpc.add_OwnerServiceServicer_to_server(service, self._server)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceService(owner), self._server)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceService(answers), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (OWNER_SERVICE, INFERENCE_SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)

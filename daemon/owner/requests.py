@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Sampling
-from rowlock.daemon.owner.text import Text
+from rowlock.daemon.owner.text import Prompt, Text
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,16 @@ class GenerationRequest:
     """One request. Frozen, but for the flag by which its client gives up.
 
     Attributes:
-        prompt: text, tokenised by the owner's resident tokenizer, or token ids.
+        prompt: tokenised under the assets that are resident when the request is admitted.
+        max_tokens: new tokens; None for what the context has left.
         tokens: ``prompt`` tokenised under ``assets``, when that was done ahead.
         assets: digest of the assets that ``tokens`` were made with.
 
     """
 
     id: str
-    prompt: str | tuple[int, ...]
-    max_tokens: int
+    prompt: Prompt
+    max_tokens: int | None
     sampling: Sampling
     ignore_eos: bool
     sink: Sink

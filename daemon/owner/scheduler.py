@@ -26,6 +26,7 @@ class _Active:
     eos: frozenset[int]
     left: int
     since: float
+    computed: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Scheduler:
         self._admitting: GenerationRequest | None = None
         self.admitting = True
         self.steps = 0
+        self.tokens = 0
+        """Computed for requests so far."""
 
     @property
     def active(self) -> int:
@@ -118,8 +121,7 @@ class Scheduler:
         """Who holds the resident weights."""
         now = self._monotonic()
         return tuple(
-            LeaseHeld(item.request.id, item.lease.generation, now - item.since, item.request.max_tokens - item.left)
-            for item in self._active
+            LeaseHeld(item.request.id, item.lease.generation, now - item.since, item.computed) for item in self._active
         )
 
     @property
@@ -149,13 +151,13 @@ class Scheduler:
             return
         lease = Lease(resident.model.identity, resident.generation, resident.text)
         try:
-            prompt = _prompt_tokens(request, resident)
-            sequence = resident.runtime.open_sequence(prompt, request.sampling, len(prompt) + request.max_tokens)
+            prompt, new = _prompt_tokens(request, resident)
+            sequence = resident.runtime.open_sequence(prompt, request.sampling, len(prompt) + new)
         except Exception as error:  # noqa: BLE001 - this request fails, others go on
             request.sink.failed(_failure(error))
             return
         eos = frozenset() if request.ignore_eos else frozenset(resident.text.eos_tokens)
-        self._active.append(_Active(request, lease, sequence, eos, request.max_tokens, self._monotonic()))
+        self._active.append(_Active(request, lease, sequence, eos, new, self._monotonic()))
         request.sink.started(lease, len(prompt))
 
     def _drop_hung_up(self) -> None:
@@ -188,6 +190,8 @@ class Scheduler:
         if not stopped:
             sink.token(step)
             active.left -= 1
+            active.computed += 1
+            self.tokens += 1
         if stopped or active.left == 0:
             self._end(active)
             sink.finished(stopped=stopped)
@@ -205,14 +209,10 @@ def _failure(error: Exception) -> OwnerError:
     return OwnerError(Reason.INTERNAL, repr(error))
 
 
-def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[int, ...]:
-    """The prompt under the resident assets: tokenised again when they changed meanwhile."""
-    if isinstance(request.prompt, tuple):
-        prompt = request.prompt
-    elif request.assets == resident.text.digest:
-        prompt = request.tokens
-    else:
-        prompt = resident.text.encode(request.prompt)
+def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[tuple[int, ...], int]:
+    """The prompt under the resident assets, tokenised again if they changed meanwhile; how many tokens may follow."""
+    same = bool(request.assets) and request.assets == resident.text.digest
+    prompt = request.tokens if same else resident.text.tokens_of(request.prompt)
     config = resident.config
     if not prompt:
         raise OwnerError(Reason.ARGUMENT_INVALID, "prompt: is empty")
@@ -220,9 +220,11 @@ def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[int,
         raise OwnerError(
             Reason.ARGUMENT_INVALID, f"tokens: {max(prompt)} is not below the vocabulary of {config.vocab}"
         )
-    if len(prompt) + request.max_tokens > config.context:
+    left = config.context - len(prompt)
+    new = left if request.max_tokens is None else request.max_tokens
+    if new > left or left <= 0:
         raise OwnerError(
             Reason.CONTEXT_EXCEEDED,
-            f"{len(prompt)} prompt tokens and {request.max_tokens} new ones exceed the context of {config.context}",
+            f"{len(prompt)} prompt tokens and {max(new, 1)} new ones exceed the context of {config.context}",
         )
-    return prompt
+    return prompt, new

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenizers import Tokenizer
 
 from rowlock.bindings.checkpoint.assets import Assets
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.header import parse_json_strictly
+from rowlock.daemon.owner.chat import Conversation, read_chat_template
 from rowlock.v1.errors import OwnerError, Reason
+
+Prompt: TypeAlias = str | tuple[int, ...] | Conversation
+"""What is to be continued or answered: a text, token ids, or messages for the chat template."""
 
 
 class Text:
@@ -38,6 +42,7 @@ class Text:
         self.assets = assets
         self.config = config
         self.eos_tokens = _eos_tokens(directory, assets, config)
+        self._chat_template = read_chat_template(directory, assets)
         raw = assets.files.get("tokenizer.json")
         if raw is None:
             raise CheckpointError(
@@ -54,15 +59,34 @@ class Text:
     def digest(self) -> str:
         return self.assets.digest
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids, with the special tokens that the tokenizer itself adds.
+    def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of any prompt.
+
+        Raises:
+            OwnerError: ARGUMENT_INVALID, when it cannot be rendered or tokenised.
+
+        """
+        if isinstance(prompt, tuple):
+            return prompt
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if self._chat_template is None:
+            raise OwnerError(
+                Reason.ARGUMENT_INVALID,
+                "messages: the resident checkpoint has no chat template",
+                "ask /v1/completions, or load a checkpoint with a chat_template.jinja",
+            )
+        return self.encode(self._chat_template.render(prompt), special=False)
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Token ids; with ``special``, those that the tokenizer itself adds are there.
 
         Raises:
             OwnerError: ARGUMENT_INVALID, when the tokenizer cannot write this text.
 
         """
         try:
-            return tuple(self._tokenizer.encode(text).ids)
+            return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
         except Exception as error:
             raise OwnerError(Reason.ARGUMENT_INVALID, f"prompt: cannot be tokenised: {error}") from error
 

@@ -26,6 +26,7 @@ class OwnerView:
         quarantined: why the device's content cannot be proved, or empty.
         reason: why nothing is resident, or empty.
         leases: the requests that run.
+        tokens: computed for requests since the process started.
         drift: what of the resident model is known to differ from its identity.
         scrubbed: when the scrub last ended a pass, in seconds since the epoch; 0 is never.
 
@@ -41,6 +42,7 @@ class OwnerView:
     reason: str = ""
     leases: tuple[LeaseHeld, ...] = ()
     requests_waiting: int = 0
+    tokens: int = 0
     drift: Drift = ()
     scrubbed: float = 0.0
 
@@ -51,6 +53,11 @@ class OwnerView:
             busy=self.loading or bool(self.transition),
             resident=self.resident is not None,
         )
+
+    @property
+    def serving(self) -> bool:
+        """Whether a model answers requests, now or after what a B2 makes them wait for."""
+        return self.resident is not None and self.state in {OwnerState.READY, OwnerState.TRANSITIONING}
 
     @cached_property
     def etag(self) -> str:

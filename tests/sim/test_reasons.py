@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 from support.checkpoints import EMBED, K0, change_rows
 from support.daemons import refused, transition
 from support.owners import Answer
@@ -17,6 +19,9 @@ from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.plan import Require
 from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
+from rowlock.daemon.answering.answers import Answers
+from rowlock.daemon.answering.meter import Meter
+from rowlock.daemon.answering.question import Question
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.outcome import reason_of
@@ -225,16 +230,34 @@ def context_exceeded(stage: Stage) -> str:
     return stage.failure(answer)
 
 
+def answered(stage: Stage, question: Question, stall_s: float = 60.0) -> None:
+    """Ask as gRPC and HTTP do, and read every piece; the loop has a turn between two of them."""
+    owner = stage.process.owner
+    answers = Answers(owner, Meter(CollectorRegistry(), owner._context.clock.monotonic), stall_s)
+
+    async def read() -> None:
+        async with answers.ask(question, "grpc") as answer:
+            stage.process.settle()
+            await answer.started()
+            async for _piece in answer.pieces():
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+    asyncio.run(read())
+
+
 IN_PROCESS: dict[Reason, Callable[[Stage], object]] = {
     Reason.ARGUMENT_INVALID: lambda stage: PushedRows({}, 1).add("no such tensor", 0, b""),
     Reason.CANCELLED: cancelled,
     Reason.CONTEXT_EXCEEDED: context_exceeded,
+    Reason.DEADLINE_PASSED: lambda stage: answered(stage, Question((1, 2), 4, deadline_s=0)),
     Reason.DEVICE_FAILED: device_failed,
     Reason.DRAINED: drained,
     Reason.DRIFT: drift,
     Reason.EMPTY: empty,
     Reason.ETAG_STALE: lambda stage: stage.process.admit(stage.admission(etag="another")),
     Reason.GENERATION_STALE: generation_stale,
+    Reason.IDENTITY_DIFFERS: lambda stage: answered(stage, Question((1, 2), 4, identity="0" * 12)),
     Reason.INTERNAL: internal,
     Reason.INTERRUPTED: interrupted,
     Reason.IRREVERSIBLE: irreversible,
@@ -246,6 +269,7 @@ IN_PROCESS: dict[Reason, Callable[[Stage], object]] = {
     Reason.PLAN_REFUSED: lambda stage: stage.to("program", Require.B2),
     Reason.QUARANTINED: quarantined,
     Reason.QUEUE_FULL: queue_full,
+    Reason.READER_STALLED: lambda stage: answered(stage, Question((1, 2), 4), stall_s=0),
     Reason.ROLLBACK_UNAVAILABLE: lambda stage: stage.process.rollback(),
     Reason.STOPPING: stopping,
     Reason.TARGET_CHANGED: target_changed,

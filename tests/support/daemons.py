@@ -12,6 +12,14 @@ from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import inference_pb2, owner_pb2
 
 
+def generated(daemon: DaemonProcess, **fields: object) -> tuple[str, str, str]:
+    """Text, name of the finish reason, and the identity that computed it."""
+    request = inference_pb2.GenerateRequest(**fields)  # type: ignore[arg-type]
+    messages = list(daemon.client.stream(daemon.client.inference.Generate, request))
+    finish = inference_pb2.FinishReason.Name(messages[-1].finish_reason).removeprefix("FINISH_REASON_")
+    return "".join(message.text for message in messages), finish.lower(), messages[-1].identity.digest
+
+
 def answer(daemon: DaemonProcess, prompt: str = "hello") -> tuple[list[int], str]:
     """Tokens, and the identity that computed them."""
     request = inference_pb2.GenerateRequest(prompt=prompt, max_tokens=8, ignore_eos=True)

@@ -18,7 +18,9 @@ ALLOWED = {
     "bindings": {"bindings"},
     "journal": {"journal"},
     "daemon.owner": {"daemon.owner", "bindings", "journal", "v1"},
-    "daemon.api": {"daemon.api", "daemon.settings", "daemon.owner", "bindings", "journal", "v1"},
+    "daemon.answering": {"daemon.answering", "daemon.owner", "bindings", "v1"},
+    "daemon.http": {"daemon.http", "daemon.answering", "daemon.settings", "daemon.owner", "bindings", "v1"},
+    "daemon.api": {"daemon.api", "daemon.answering", "daemon.settings", "daemon.owner", "bindings", "journal", "v1"},
     "daemon": {"daemon", "bindings", "journal", "v1"},
     # what a client needs to check a history itself: no sqlite-utils among it
     "cli": {"cli", "bindings.checkpoint", "journal.audit", "journal.chain", "journal.chain_table", "v1"},

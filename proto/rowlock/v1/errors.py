@@ -1,8 +1,8 @@
 """Every reason for which an owner refuses or fails, with the codes that go with it.
 
 One table for both sides: the daemon sends the status code and the reason (as
-``google.rpc.ErrorInfo``, domain :data:`DOMAIN`), clients and the command line look up
-the exit code and the hint.
+``google.rpc.ErrorInfo``, domain :data:`DOMAIN`) or the HTTP status, clients and the command
+line look up the exit code and the hint.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class Reason(StrEnum):
     ARGUMENT_INVALID = "ARGUMENT_INVALID"
     CANCELLED = "CANCELLED"
     CONTEXT_EXCEEDED = "CONTEXT_EXCEEDED"
+    DEADLINE_PASSED = "DEADLINE_PASSED"
     DEVICE_FAILED = "DEVICE_FAILED"
     DRAINED = "DRAINED"
     DRIFT = "DRIFT"
     EMPTY = "EMPTY"
     ETAG_STALE = "ETAG_STALE"
     GENERATION_STALE = "GENERATION_STALE"
+    IDENTITY_DIFFERS = "IDENTITY_DIFFERS"
     INTERNAL = "INTERNAL"
     INTERRUPTED = "INTERRUPTED"
     IRREVERSIBLE = "IRREVERSIBLE"
@@ -41,6 +43,7 @@ class Reason(StrEnum):
     PLAN_REFUSED = "PLAN_REFUSED"
     QUARANTINED = "QUARANTINED"
     QUEUE_FULL = "QUEUE_FULL"
+    READER_STALLED = "READER_STALLED"
     REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
     ROLLBACK_UNAVAILABLE = "ROLLBACK_UNAVAILABLE"
     STOPPING = "STOPPING"
@@ -59,15 +62,34 @@ class ReasonInfo:
         status: the gRPC status code of a refusal.
         exit_code: of the command line.
         hint: what to do, in one sentence.
+        http: the HTTP status, where it does not follow from the gRPC one.
 
     """
 
     status: grpc.StatusCode
     exit_code: int
     hint: str
+    http: int = 0
+
+    @property
+    def http_status(self) -> int:
+        return self.http or _HTTP[self.status]
 
 
 _CODE = grpc.StatusCode
+_HTTP: Final = {
+    _CODE.ABORTED: 409,
+    _CODE.CANCELLED: 499,
+    _CODE.DATA_LOSS: 503,
+    _CODE.DEADLINE_EXCEEDED: 504,
+    _CODE.FAILED_PRECONDITION: 409,
+    _CODE.INTERNAL: 500,
+    _CODE.INVALID_ARGUMENT: 400,
+    _CODE.NOT_FOUND: 404,
+    _CODE.RESOURCE_EXHAUSTED: 503,
+    _CODE.UNAVAILABLE: 503,
+}
+"""HTTP status by gRPC status; 499 is what proxies log for a client that went away."""
 _REFUSED, _NOTHING_WRITTEN = 3, 9
 
 REASONS: Final[dict[Reason, ReasonInfo]] = {
@@ -76,20 +98,26 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
     Reason.CONTEXT_EXCEEDED: ReasonInfo(
         _CODE.INVALID_ARGUMENT, _REFUSED, "shorten the prompt, or ask for fewer tokens"
     ),
+    Reason.DEADLINE_PASSED: ReasonInfo(
+        _CODE.DEADLINE_EXCEEDED, _REFUSED, "ask for fewer tokens, or raise `http.deadline_s`"
+    ),
     Reason.DEVICE_FAILED: ReasonInfo(
         _CODE.INTERNAL, _NOTHING_WRITTEN, "look at the device's own log, then run `rowlock verify`"
     ),
-    Reason.DRAINED: ReasonInfo(_CODE.ABORTED, _REFUSED, "ask again: the new identity answers"),
+    Reason.DRAINED: ReasonInfo(_CODE.ABORTED, _REFUSED, "ask again: the new identity answers", http=503),
     Reason.DRIFT: ReasonInfo(
         _CODE.DATA_LOSS,
         7,
         "resident bytes are not those of the identity: reload with `rowlock transition --require b1`",
     ),
     Reason.EMPTY: ReasonInfo(
-        _CODE.FAILED_PRECONDITION, _REFUSED, "load a checkpoint: `rowlock transition --target DIR`"
+        _CODE.FAILED_PRECONDITION, _REFUSED, "load a checkpoint: `rowlock transition --target DIR`", http=503
     ),
     Reason.ETAG_STALE: ReasonInfo(_CODE.ABORTED, _REFUSED, "read the owner's state again, then decide anew"),
     Reason.GENERATION_STALE: ReasonInfo(_CODE.ABORTED, _REFUSED, "read the owner's state again, then decide anew"),
+    Reason.IDENTITY_DIFFERS: ReasonInfo(
+        _CODE.ABORTED, _REFUSED, "the owner moved to another identity: look at it, then pin that one or none"
+    ),
     Reason.INTERNAL: ReasonInfo(
         _CODE.INTERNAL, _NOTHING_WRITTEN, "a bug in rowlock: please report it with the daemon's log"
     ),
@@ -121,8 +149,14 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
         _CODE.FAILED_PRECONDITION,
         6,
         "the device's content cannot be proved: check the device, then `rowlock release`",
+        http=503,
     ),
-    Reason.QUEUE_FULL: ReasonInfo(_CODE.RESOURCE_EXHAUSTED, _REFUSED, "send fewer requests at once, and retry later"),
+    Reason.QUEUE_FULL: ReasonInfo(
+        _CODE.RESOURCE_EXHAUSTED, _REFUSED, "send fewer requests at once, and retry later", http=429
+    ),
+    Reason.READER_STALLED: ReasonInfo(
+        _CODE.CANCELLED, _REFUSED, "read answers as they come; `api.stall_s` says how long they wait"
+    ),
     Reason.REQUEST_ID_REUSED: ReasonInfo(
         _CODE.INVALID_ARGUMENT, _REFUSED, "use a new request id for each different request"
     ),

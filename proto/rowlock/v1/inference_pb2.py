@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from rowlock.v1 import identity_pb2 as rowlock_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arowlock/v1/inference.proto\x12\nrowlock.v1\x1a\x19rowlock/v1/identity.proto\"\xbd\x01\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x14.rowlock.v1.TokenIdsH\x00\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x02\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05top_k\x18\x06 \x01(\r\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x42\x07\n\x05input\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb4\x01\n\x10GenerateResponse\x12&\n\x08identity\x18\x01 \x01(\x0b\x32\x14.rowlock.v1.Identity\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.rowlock.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32[\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.rowlock.v1.GenerateRequest\x1a\x1c.rowlock.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arowlock/v1/inference.proto\x12\nrowlock.v1\x1a\x19rowlock/v1/identity.proto\"\xdd\x01\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x14.rowlock.v1.TokenIdsH\x00\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x02\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05top_k\x18\x06 \x01(\r\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x10\n\x08identity\x18\n \x01(\tB\x07\n\x05input\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb4\x01\n\x10GenerateResponse\x12&\n\x08identity\x18\x01 \x01(\x0b\x32\x14.rowlock.v1.Identity\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.rowlock.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32[\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.rowlock.v1.GenerateRequest\x1a\x1c.rowlock.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rowlock.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=469
-  _globals['_FINISHREASON']._serialized_end=564
+  _globals['_FINISHREASON']._serialized_start=501
+  _globals['_FINISHREASON']._serialized_end=596
   _globals['_GENERATEREQUEST']._serialized_start=70
-  _globals['_GENERATEREQUEST']._serialized_end=259
-  _globals['_TOKENIDS']._serialized_start=261
-  _globals['_TOKENIDS']._serialized_end=284
-  _globals['_GENERATERESPONSE']._serialized_start=287
-  _globals['_GENERATERESPONSE']._serialized_end=467
-  _globals['_INFERENCESERVICE']._serialized_start=566
-  _globals['_INFERENCESERVICE']._serialized_end=657
+  _globals['_GENERATEREQUEST']._serialized_end=291
+  _globals['_TOKENIDS']._serialized_start=293
+  _globals['_TOKENIDS']._serialized_end=316
+  _globals['_GENERATERESPONSE']._serialized_start=319
+  _globals['_GENERATERESPONSE']._serialized_end=499
+  _globals['_INFERENCESERVICE']._serialized_start=598
+  _globals['_INFERENCESERVICE']._serialized_end=689
 # @@protoc_insertion_point(module_scope)

@@ -51,6 +51,8 @@ class GenerateRequest(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Tokenised by the owner with the resident tokenizer."""
     max_tokens: _builtins.int
@@ -65,8 +67,16 @@ class GenerateRequest(_message.Message):
     """Same seed, same prompt, same identity: same tokens. Ignored when greedy."""
     ignore_eos: _builtins.bool
     """Go on after the end-of-sequence token."""
+    identity: _builtins.str
+    """Digest of the identity that has to answer, or at least its first 12 characters; ABORTED when another would."""
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most four strings that end the answer, each where it first appears, whatever tokens it lies in. Text ends before
+        it; the tokens include those that it was found in.
+        """
+
     def __init__(
         self,
         *,
@@ -78,10 +88,12 @@ class GenerateRequest(_message.Message):
         top_k: _builtins.int = ...,
         seed: _builtins.int = ...,
         ignore_eos: _builtins.bool = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
+        identity: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "seed", b"seed", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "tokens"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

@@ -1,0 +1,1 @@
+"""What gRPC and HTTP share: from a question to the pieces of its answer."""

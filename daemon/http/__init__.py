@@ -1,0 +1,1 @@
+"""The OpenAI-compatible API: starlette on uvicorn, in the event loop of gRPC."""
