@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rowlock.bindings.device import Binding
+from rowlock.bindings.device import Binding, DeviceFacts
 from rowlock.bindings.plan import Level, Plan, Require
 from rowlock.daemon.owner.admission import Admission, new_record, new_transit
 from rowlock.daemon.owner.chronicle import Chronicle
@@ -106,9 +106,7 @@ class Owner:
         )
         self._upkeep = upkeep or Upkeep()
         self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._begin)
-        options = (*binding.facts.test_options, *context.test_options)
-        self._facts = replace(binding.facts, test_options=options)
-        self.view = OwnerView(self._facts, self._epoch, binding.counters.snapshot(), loading=True)
+        self.view = OwnerView(self._facts(), self._epoch, binding.counters.snapshot(), loading=True)
         self._thread = threading.Thread(target=self._run, name="rowlock-owner", daemon=True)
 
     # Any thread.
@@ -471,10 +469,15 @@ class Owner:
             if chronicle.state not in TERMINAL:
                 conclude(core, chronicle, TransitionEvent.CANCELLED, "nothing was written", error)
 
+    def _facts(self) -> DeviceFacts:
+        """Of the binding as it is now: what executes can change with the model."""
+        facts = self._core.binding.facts
+        return replace(facts, test_options=(*facts.test_options, *self._context.test_options))
+
     def _swap_view(self) -> None:
         core, before = self._core, self.view
         self.view = OwnerView(
-            facts=self._facts,
+            facts=self._facts(),
             epoch=self._epoch,
             counters=core.binding.counters.snapshot(),
             resident=core.resident,
