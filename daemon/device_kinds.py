@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from rowlock.bindings.address import DeviceAddress
@@ -29,6 +30,7 @@ class DeviceKind:
             do without hardware. None where nothing can be missing.
         environment: that it needs, or None for the project's own.
         visibility: how its library is shown one device only; None where the library has no way.
+        node: of device N, with ``{}`` for N; None where there is none. What is there is locked, beside our own file.
 
     """
 
@@ -37,6 +39,11 @@ class DeviceKind:
     probe: Callable[[DeviceAddress, bool], Iterator[Finding]] | None = None
     environment: Environment | None = None
     visibility: Visibility | None = None
+    node: str | None = None
+
+    def node_of(self, address: DeviceAddress) -> Path | None:
+        """The device's node, which need not be there."""
+        return Path(self.node.format(address.physical)) if self.node else None
 
 
 def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
@@ -96,6 +103,7 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
         probe=_probe_cuda,
         # in this order the numbers are those of nvidia-smi
         visibility=Visibility("CUDA_VISIBLE_DEVICES", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        node="/dev/nvidia{}",
     ),
     "atom": DeviceKind(
         numbered=True,
@@ -108,6 +116,7 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
             {"TORCH_RBLN_EAGER_MALLOC": "1"},
             conflicts=("RBLN_DEVICES", "RBLN_DEVICE_MAP", "RBLN_NPUS_PER_DEVICE"),
         ),
+        node="/dev/rbln{}",
     ),
     "rngd": DeviceKind(
         numbered=True,
@@ -115,5 +124,6 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
         probe=_probe_rngd,
         # furiosa-torch has no way to hide a card, and its own numbers are the physical ones
         environment=Environment("env-rngd", {"torch": "2.10.0", "furiosa-torch": "2026.4.0"}),
+        node="/dev/rngd/npu{}mgmt",
     ),
 }

@@ -10,6 +10,7 @@ from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.device import Binding
 from rowlock.daemon.device_kinds import DEVICE_KINDS, DeviceKind
 from rowlock.daemon.environments import AUTOLOAD_VARIABLE, DeviceRefusedError
+from rowlock.daemon.lock import DeviceLock
 from rowlock.daemon.settings import Settings
 
 
@@ -54,6 +55,18 @@ def select_device(
     if kind.visibility is not None:
         kind.visibility.narrow(address.physical, environment)
     return kind, address
+
+
+def lock_device(name: str) -> DeviceLock:
+    """Make this process the one owner of a device.
+
+    Raises:
+        DeviceRefusedError: there is no such kind of device.
+        DeviceLockedError: it has another owner.
+
+    """
+    kind, address = parse_device(name)
+    return DeviceLock(name, kind.node_of(address))
 
 
 def open_binding(settings: Settings) -> Binding:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rowlock.bindings.device import DeviceError
 from rowlock.bindings.finding import Finding
-from rowlock.daemon.devices import open_binding
+from rowlock.daemon.devices import lock_device, open_binding
 from rowlock.daemon.environments import DeviceRefusedError
-from rowlock.daemon.lock import DeviceLock, DeviceLockedError, refuse_foreign_state, runtime_directory
+from rowlock.daemon.lock import DeviceLockedError, refuse_foreign_state, runtime_directory
 from rowlock.daemon.probing import probe_device
 from rowlock.daemon.settings import Settings
 from rowlock.journal.journal import FILE_NAME, Journal
@@ -70,9 +70,9 @@ def _opened(settings: Settings) -> Finding:
 
 def _lock(settings: Settings) -> Finding:
     try:
-        DeviceLock(settings.device).release()
+        lock_device(settings.device).release()
         return Finding("lock", True, f"free, in {runtime_directory()}")
-    except (DeviceLockedError, OSError) as error:
+    except (DeviceRefusedError, DeviceLockedError, OSError) as error:
         return Finding("lock", False, str(error))
 
 

@@ -23,37 +23,66 @@ def runtime_directory() -> Path:
 
 
 class DeviceLock:
-    """An flock held until the process ends; no child inherits it."""
+    """Flocks held until the process ends; no child inherits them.
 
-    def __init__(self, device: str) -> None:
-        """Take the lock.
+    One is on a file of the runtime directory, and says who holds it. One is on the device's node, where there is
+    such a node: owners whose runtime directories differ (of other users, in containers) meet there.
+    """
+
+    def __init__(self, device: str, node: Path | None = None) -> None:
+        """Take both.
 
         Raises:
-            DeviceLockedError: naming the process that has it.
+            DeviceLockedError: naming the process that has it, or the node.
 
         """
         directory = runtime_directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = directory / f"{device.replace(':', '-')}.lock"
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptors: list[int] = []
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._descriptor, 32, 0).decode().strip() or "unknown"
-            os.close(self._descriptor)
-            raise DeviceLockedError(f"device {device} is owned by process {holder} (lock {path})") from None
-        os.register_at_fork(after_in_child=self._leave)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._claim(device, directory / f"{device.replace(':', '-')}.lock")
+            if node is not None and node.exists():
+                self._claim_node(device, node)
+        except BaseException:
+            self.release()
+            raise
+        os.register_at_fork(after_in_child=self.release)
 
     def release(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
+        """Let go. Also what a child does that was forked: a lock lives as long as anybody has it open."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
-    def _leave(self) -> None:
-        """In a child that was forked: the lock lives as long as anybody has it open."""
-        if self._descriptor >= 0:
-            self.release()
+    def _claim(self, device: str, path: Path) -> None:
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
+        if not _locked(descriptor):
+            holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
+            raise DeviceLockedError(f"device {device} is owned by process {holder} (lock {path})")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _claim_node(self, device: str, node: Path) -> None:
+        try:
+            descriptor = self._open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            raise DeviceLockedError(f"device {device}: its node cannot be opened: {error}") from error
+        if not _locked(descriptor):
+            raise DeviceLockedError(
+                f"device {device} is owned by a process with another runtime directory: see `fuser {node}`"
+            )
+
+    def _open(self, path: Path, flags: int) -> int:
+        self._descriptors.append(os.open(path, flags | os.O_CLOEXEC, 0o600))
+        return self._descriptors[-1]
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock could be taken, at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 _NETWORK_FILE_SYSTEMS: Final = {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb3", "smbfs"}

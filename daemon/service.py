@@ -24,13 +24,13 @@ from rowlock.bindings.device import Binding
 from rowlock.daemon.answering.answers import Answers
 from rowlock.daemon.answering.meter import Meter
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
-from rowlock.daemon.devices import open_binding, parse_device
+from rowlock.daemon.devices import lock_device, open_binding
 from rowlock.daemon.http.app import Probes
 from rowlock.daemon.http.generating import Service
 from rowlock.daemon.http.server import HttpServer
 from rowlock.daemon.interpreter import set_aside_long_lived, share_lock_fairly
 from rowlock.daemon.kill_file import KillFile
-from rowlock.daemon.lock import DeviceLock, refuse_foreign_state
+from rowlock.daemon.lock import refuse_foreign_state
 from rowlock.daemon.logs import configure_logs
 from rowlock.daemon.notify import notify
 from rowlock.daemon.owner.context import Context, SystemClock, random_id
@@ -76,9 +76,8 @@ def run(settings: Settings) -> None:
 async def _run(settings: Settings) -> None:
     log, stop = structlog.get_logger(), asyncio.Event()
     _stop_on_signals(asyncio.get_running_loop(), stop)
-    parse_device(settings.device)
     with ExitStack() as closing:
-        closing.callback(DeviceLock(settings.device).release)
+        closing.callback(lock_device(settings.device).release)
         refuse_absent(settings.device, settings.without_hardware)
         clear_stale_socket(settings.socket)
         owner = build_owner(settings, closing, log)

@@ -5,6 +5,11 @@
 #
 # DEVICE is cuda:N, atom:N, rngd:N or cpu. With --without-hardware the vendor's software takes the place of a card:
 # ATOM over the stand-in, RNGD by the vendor's evaluator; the records say so. SUITE_SECONDS bounds the suites.
+#
+# ROWLOCK_PYTHON names an interpreter that has all packages, where none can be fetched; nothing is installed then:
+#   python3 -m venv --system-site-packages env    # the machine's own torch
+#   env/bin/pip install --no-index --find-links WHEELS --requirement requirements-base.txt
+#   ROWLOCK_PYTHON=env/bin/python scripts/on-device.sh cuda:0 records
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=${1:?usage: scripts/on-device.sh DEVICE FOLDER [--without-hardware]}
@@ -13,10 +18,15 @@ out=$(realpath "$2")
 without=${3:-}
 kind=${device%%:*}
 number=${device#*:}
-case "$kind" in
-  atom | rngd) make "env-$kind"; python=.venv-$kind/bin/python ;;
-  *) make .venv/.ready; python=.venv/bin/python ;;
-esac
+if [ -n "${ROWLOCK_PYTHON:-}" ]; then
+  python=$ROWLOCK_PYTHON
+  export PYTHONPATH=$PWD/src
+else
+  case "$kind" in
+    atom | rngd) make "env-$kind"; python=.venv-$kind/bin/python ;;
+    *) make .venv/.ready; python=.venv/bin/python ;;
+  esac
+fi
 export TORCH_DEVICE_BACKEND_AUTOLOAD=0
 suite=$kind
 if [ "$kind" = atom ]; then
@@ -35,8 +45,8 @@ if [ "$number" != "$device" ]; then export ROWLOCK_TEST_NUMBER=$number; fi
 
 {
   date -u +%FT%TZ
-  git rev-parse HEAD
-  git status --short
+  # a copy without its history is told by its files
+  git rev-parse HEAD && git status --short || find . -name '*.py' -not -path './.*' | sort | xargs cat | sha256sum
   uname -a
   "$python" --version
   "$python" -m pip list --format freeze

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.atom.binding import AtomBinding
 from rowlock.bindings.atom.sdk import RblnModule, load, package_version
-from rowlock.bindings.finding import Finding, open_and_look
+from rowlock.bindings.finding import Finding, ask_tool, open_and_look
 
 NODES = Path("/dev")
 SYSFS = Path("/sys/class/rebellions")
+SMI: Final = ("rbln-smi", "-j")
+"""Of the driver's package: every NPU as JSON. The keys are those that public tools read; it has not been run here."""
 
 
 def probe(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
@@ -28,7 +31,7 @@ def probe(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
     yield Finding(
         "driver", there or without_hardware, f"{node}{'' if there else ' is not there: no driver, or no card'}"
     )
-    yield Finding("rbln-smi", True, shutil.which("rbln-smi") or "not installed; only for looking")
+    yield ask_tool(SMI, lambda out: _understand(out, node.name))
     yield Finding("torch-rbln", True, package_version())
     try:
         rbln = load()
@@ -37,6 +40,18 @@ def probe(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
         return
     yield Finding("librbln.so", True, "loaded")
     yield from _device(address, rbln, without_hardware)
+
+
+def _understand(out: str, node: str) -> tuple[bool, str]:
+    """Whether the NPU behind a node is listed, and what is said of it."""
+    content = json.loads(out)
+    driver = f"driver {content.get('KMD_version', 'unknown')}"
+    listed = {npu["device"]: npu for npu in content.get("devices", ()) if "device" in npu}
+    if not listed:
+        raise ValueError("names no devices")
+    if node not in listed:
+        return False, f"lists no {node}, but {', '.join(sorted(listed))}; {driver}"
+    return True, f"{listed[node].get('name', node)}, {driver}, firmware {listed[node].get('fw_ver', 'unknown')}"
 
 
 def _device(address: DeviceAddress, rbln: RblnModule, without_hardware: bool) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,16 +11,18 @@ import torch
 
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.cuda.binding import CudaBinding
-from rowlock.bindings.finding import Finding, open_and_look
+from rowlock.bindings.finding import Finding, ask_tool, open_and_look
 
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY: Final = "libcuda.so.1"
+SMI: Final = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+"""Over NVML, NVIDIA's management library. Its numbers are those of ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
 
 
 def probe(address: DeviceAddress) -> Iterator[Finding]:
     """What there is of a device: driver, vendor's tool, torch's build, the device itself."""
     yield _driver()
-    yield Finding("nvidia-smi", True, shutil.which("nvidia-smi") or "not installed; only for looking")
+    yield ask_tool([*SMI, f"--id={address.physical}"], _understand)
     if torch.version.cuda is None:
         yield Finding("torch", False, f"{torch.__version__} is built without CUDA: install a build of it with CUDA")
         return
@@ -31,6 +32,11 @@ def probe(address: DeviceAddress) -> Iterator[Finding]:
         yield Finding("device", False, f"there is no GPU {address.physical}: {count} can be seen")
         return
     yield from _device(address)
+
+
+def _understand(out: str) -> tuple[bool, str]:
+    name, driver, memory = (item.strip() for item in out.strip().split(","))
+    return True, f"{name}, driver {driver}, {memory}"
 
 
 def _driver() -> Finding:

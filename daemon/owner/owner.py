@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final
 
-from rowlock.bindings.device import Binding
+from rowlock.bindings.device import Binding, DeviceFacts
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
@@ -77,9 +77,7 @@ class Owner:
         self._upkeep = upkeep or Upkeep()
         self._transitions = Transitions(self._core, self._jobs, self._promises, lambda: self.view)
         self._keeper = DriftKeeper(self._core, planner, self._upkeep.policy, self._transitions.begin)
-        options = (*binding.facts.test_options, *context.test_options)
-        self._facts = replace(binding.facts, test_options=options)
-        self.view = OwnerView(self._facts, self._epoch, binding.counters.snapshot(), loading=True)
+        self.view = OwnerView(self._facts(), self._epoch, binding.counters.snapshot(), loading=True)
         self._thread = threading.Thread(target=self._run, name="rowlock-owner", daemon=True)
 
     # Any thread.
@@ -314,10 +312,15 @@ class Owner:
             or scheduler.waiting
         )
 
+    def _facts(self) -> DeviceFacts:
+        """Of the binding as it is now: what executes can change with the model."""
+        facts = self._core.binding.facts
+        return replace(facts, test_options=(*facts.test_options, *self._context.test_options))
+
     def _swap_view(self) -> None:
         core, before = self._core, self.view
         self.view = OwnerView(
-            facts=self._facts,
+            facts=self._facts(),
             epoch=self._epoch,
             counters=core.binding.counters.snapshot(),
             resident=core.resident,

@@ -17,6 +17,8 @@ from rowlock.bindings.atom.sdk import load
 from rowlock.daemon.devices import select_device
 
 SOURCES = Path(__file__).resolve().parents[1] / "vendor" / "atom" / "standin"
+DOUBLE = SOURCES.parent / "double"
+"""Put on the path of a process, the double of rebel-compiler takes the package's place there."""
 LIBRARY = "librbln.so"
 BUILT_UNDER = Path(__file__).resolve().parents[2] / ".cache" / "standin"
 TOOLS = ("g++", "nm")

@@ -69,6 +69,24 @@ def test_another_numbering_is_refused() -> None:
         select_device("tpu:0", {"TPU_MAP": "[0,1]"}, kinds())
 
 
+@pytest.mark.parametrize("variable", ["RBLN_DEVICES", "RBLN_DEVICE_MAP", "RBLN_NPUS_PER_DEVICE"])
+def test_atoms_other_numberings_are_refused(variable: str) -> None:
+    visibility, environment = DEVICE_KINDS["atom"].visibility, {variable: "[0]"}
+    assert visibility is not None
+    with pytest.raises(DeviceRefusedError, match=rf"{variable}=\[0\] numbers the devices in another way"):
+        visibility.narrow(0, environment)
+    assert environment == {variable: "[0]"}
+
+
+@pytest.mark.parametrize(("kind", "variable"), [("atom", "RBLN_VISIBLE_DEVICES"), ("cuda", "CUDA_VISIBLE_DEVICES")])
+def test_the_vendors_variable_has_the_physical_number_and_the_binding_the_logical_one(kind: str, variable: str) -> None:
+    chosen, address = parse_device(f"{kind}:5")
+    environment: dict[str, str] = {}
+    assert chosen.visibility is not None
+    chosen.visibility.narrow(address.physical, environment)
+    assert (environment[variable], address) == ("5", DeviceAddress(kind, 5, 0))
+
+
 @pytest.mark.parametrize(
     ("found", "why"),
     [

@@ -23,6 +23,14 @@ def chosen_token(weights: bytes, tokens: list[int]) -> int:
     return int.from_bytes(digest[:4], "little") % 256
 
 
+def answer(weights: bytes, prompt: tuple[int, ...], count: int) -> list[int]:
+    """What a request that is alone with its graphs is told."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(chosen_token(weights, history))
+    return history[len(prompt) :]
+
+
 class RBLNCompiledModel:
     """A parsed file."""
 
