@@ -11,25 +11,43 @@ from typing import Final
 
 import torch
 
-from rowlock.bindings.cpu.kernel_library import LAYER_WEIGHTS, DecoderLayer, DecoderModel, DecoderSequence, Kernels
+from rowlock.bindings.cpu.kernel_library import (
+    LAYER_WEIGHTS,
+    DecoderLayer,
+    DecoderModel,
+    DecoderSequence,
+    Kernels,
+    Rotation,
+)
 from rowlock.bindings.model.config import ModelConfig
-from rowlock.bindings.model.decoder import Decoder, Span
+from rowlock.bindings.model.decoder import Decoder, Span, activation, embed_scale
 
 HEAD_DIM_MAX: Final = 256
 HIDDEN_MAX: Final = 8192
 LANES: Final = 8
+GROUP_MAX: Final = 32
 
 
 def supported(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether the compiled function can run this model."""
     return (
         dtype == torch.bfloat16
-        and config.family == "llama"
         and config.head_dim <= HEAD_DIM_MAX
         and config.head_dim % LANES == 0
-        and config.intermediate % LANES == 0
+        and config.heads // config.kv_heads <= GROUP_MAX
         and config.hidden <= HIDDEN_MAX
     )
+
+
+def all_numbers() -> torch.Tensor:
+    """``[65536]``: every bfloat16, in the order of their bits."""
+    return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], layer: int) -> DecoderLayer:
+    found = (weights.get(f"{layer}.{name}") for name in LAYER_WEIGHTS)
+    pointers = (None if weight is None else weight.data_ptr() for weight in found)
+    return DecoderLayer(*pointers, config.windows[layer] or 0, config.rope_index(layer))
 
 
 class NativeDecoder:
@@ -50,22 +68,19 @@ class NativeDecoder:
         self._kernels = kernels
         self._workspace = torch.empty(0, dtype=torch.uint8)
         config = decoder.config
-        layers = (DecoderLayer * config.layers)(
-            *(
-                DecoderLayer(*(weights[f"{layer}.{name}"].data_ptr() for name in LAYER_WEIGHTS))
-                for layer in range(config.layers)
-            )
-        )
+        self._activation = activation(config)(all_numbers())
+        layers = (DecoderLayer * config.layers)(*(_layer(config, weights, layer) for layer in range(config.layers)))
         self._model = DecoderModel(
             config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim, config.intermediate,
-            config.vocab, config.norm_eps, weights["embed"].data_ptr(), weights["norm"].data_ptr(),
-            weights["embed" if config.tied else "head"].data_ptr(), layers,
+            config.vocab, config.traits.norms_from_one, config.norm_eps, config.query_scale,
+            float(embed_scale(config, torch.bfloat16)), self._activation.data_ptr(), weights["embed"].data_ptr(),
+            weights["norm"].data_ptr(), weights["embed" if config.tied else "head"].data_ptr(), layers,
         )  # fmt: skip
 
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their caches."""
         count, total = len(spans), sum(len(span.tokens) for span in spans)
-        cosines, sines = (part.contiguous() for part in self._decoder.rotations(spans)[0])
+        rotations = [(cosine.contiguous(), sine.contiguous()) for cosine, sine in self._decoder.rotations(spans)]
         rows = (DecoderSequence * count)()
         start = 0
         for index, span in enumerate(spans):
@@ -74,7 +89,8 @@ class NativeDecoder:
             assert span.tokens.is_contiguous()
             rows[index] = DecoderSequence(
                 cache.states.data_ptr(), cache.capacity, cache.length, span.prompt, len(span.tokens),
-                span.tokens.data_ptr(), cosines[start].data_ptr(), sines[start].data_ptr(),
+                span.tokens.data_ptr(),
+                tuple(Rotation(cosine[start].data_ptr(), sine[start].data_ptr()) for cosine, sine in rotations),
             )  # fmt: skip
             start += len(span.tokens)
         needed = self._kernels.library.decode_workspace(self._model, total)

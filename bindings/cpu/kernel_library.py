@@ -7,14 +7,17 @@ import importlib.util
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from typing import Final
 
-LAYER_WEIGHTS: Final = ("input_norm", "qkv", "o", "post_norm", "gate_up", "down")
+LAYER_WEIGHTS: Final = (
+    "input_norm", "qkv", "q_norm", "k_norm", "o", "o_norm", "post_norm", "gate_up", "down", "down_norm",
+)  # fmt: skip
 """Parents of one layer, in the order of ``decoder_layer``."""
+ROPES_MAX: Final = 2
 
 
 class DecoderLayer(Structure):
     """``decoder_layer`` of ``decode.h``."""
 
-    _fields_ = [(name, c_void_p) for name in LAYER_WEIGHTS]
+    _fields_ = [*((name, c_void_p) for name in LAYER_WEIGHTS), ("window", c_long), ("rope", c_long)]
 
 
 class DecoderModel(Structure):
@@ -22,10 +25,17 @@ class DecoderModel(Structure):
 
     _fields_ = [
         *((name, c_long) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")),
-        ("norm_eps", c_float),
-        *((name, c_void_p) for name in ("embed", "norm", "head")),
+        ("norms_from_one", c_long),
+        *((name, c_float) for name in ("norm_eps", "query_scale", "embed_scale")),
+        *((name, c_void_p) for name in ("activation", "embed", "norm", "head")),
         ("layer", POINTER(DecoderLayer)),
     ]
+
+
+class Rotation(Structure):
+    """``rotation`` of ``decode.h``."""
+
+    _fields_ = [("cosine", c_void_p), ("sine", c_void_p)]
 
 
 class DecoderSequence(Structure):
@@ -35,8 +45,7 @@ class DecoderSequence(Structure):
         ("states", c_void_p),
         *((name, c_long) for name in ("capacity", "length", "prompt", "count")),
         ("tokens", c_void_p),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
+        ("rotations", Rotation * ROPES_MAX),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from support.checkpoints import TINY
+from support.checkpoints import GEMMA3, QWEN3, TINY
 
 from rowlock.bindings.cpu.decode import NativeDecoder, supported
 from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, load_kernels
@@ -28,6 +28,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wide heads, own head": {
         **TINY, "hidden_size": 72, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 128,
         "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+    },
+    "qwen3": QWEN3,
+    "gemma3": GEMMA3,
+    "gemma3, groups": {
+        **GEMMA3, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+        "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 200,
     },
 }  # fmt: skip
 
@@ -104,14 +110,14 @@ PROMPTS = [1, 2, 3, 5, 11, 12, 31, 32, 33, 34, 63, 64, 65, 191, 192, 193, 194, 3
 
 
 @pytest.mark.parametrize("length", PROMPTS)
-@pytest.mark.parametrize("pieces", ["whole", "odd", "single"])
+@pytest.mark.parametrize("pieces", ["whole", "odd", "small"])
 def test_a_prompt_however_it_is_cut(pair: tuple[Decoder, NativeDecoder], length: int, pieces: str) -> None:
     reference, native = pair
     source = random.Random(length)
     prompt = torch.tensor([source.randrange(257) for _ in range(length)])
     first, second = reference.new_cache(length), reference.new_cache(length)
     expected = reference.forward([Span(prompt, first)])
-    for piece in prompt.split({"whole": length, "odd": 7, "single": 1}[pieces]):
+    for piece in prompt.split({"whole": length, "odd": 7 + length // 10, "small": 1 + length // 50}[pieces]):
         logits = native.forward([Span(piece, second, length)])
     assert torch.equal(logits, expected)
     assert torch.equal(first.states, second.states)

@@ -76,16 +76,23 @@ INLINE float sum_of_squares(const uint16_t *x, long count) {
   return total;
 }
 
-SIMD static void rms_norm(const uint16_t *x, const uint16_t *weight, uint16_t *y, long rows, long count, float eps) {
+/* x and y may be the same. */
+SIMD static void rms_norm(const decoder *m, const uint16_t *x, const uint16_t *weight, uint16_t *y, long rows,
+                          long count) {
   for (long row = 0; row < rows; row++, x += count, y += count) {
-    float scale = 1 / sqrtf(sum_of_squares(x, count) / (float)count + eps);
-    for (long i = 0; i < count; i++) y[i] = narrow(widen_one(weight[i]) * rounded(widen_one(x[i]) * scale));
+    float scale = 1 / sqrtf(sum_of_squares(x, count) / (float)count + m->norm_eps);
+    if (m->norms_from_one)
+      for (long i = 0; i < count; i++) y[i] = narrow(widen_one(x[i]) * scale * (1 + widen_one(weight[i])));
+    else
+      for (long i = 0; i < count; i++) y[i] = narrow(widen_one(weight[i]) * rounded(widen_one(x[i]) * scale));
   }
 }
 
-/* The rotary embedding of one head, in place. */
-SIMD static void rotate(uint16_t *x, const uint16_t *cosine, const uint16_t *sine, long head_dim) {
-  long half = head_dim / 2;
+/* The rotary embedding of one head, in place, at position `at` of the rotation; behind a norm where there is one. */
+SIMD static void turn(const decoder *m, uint16_t *x, const uint16_t *norm, const rotation *r, long at) {
+  long head_dim = m->head_dim, half = head_dim / 2;
+  const uint16_t *cosine = r->cosine + at * head_dim, *sine = r->sine + at * head_dim;
+  if (norm) rms_norm(m, x, norm, x, 1, head_dim);
   for (long i = 0; i < half; i++) {
     float left = widen_one(x[i]), right = widen_one(x[i + half]);
     x[i] = narrow(rounded(left * widen_one(cosine[i])) + rounded(-right * widen_one(sine[i])));
@@ -97,34 +104,15 @@ SIMD static void add(uint16_t *x, const uint16_t *y, long count) {
   for (long i = 0; i < count; i++) x[i] = narrow(widen_one(x[i]) + widen_one(y[i]));
 }
 
-/* exp to one unit in the last place, as torch computes it. Source: sleefsimdsp.c, xexpf (SLEEF 3). */
-INLINE floats exp_lanes(floats x) {
-#if defined(__x86_64__)
-  floats whole = (floats)_mm256_round_ps((__m256)(x * 0x1.715476p0f), _MM_FROUND_TO_NEAREST_INT);
-#else
-  floats whole;
-  for (int i = 0; i < LANES; i++) whole[i] = nearbyintf(x[i] * 0x1.715476p0f);
-#endif
-  floats rest = x - whole * 0.693145751953125f;
-  rest = rest - whole * 1.428606765330187045e-06f;
-  floats sum = rest * 0.000198527617612853646278381f + 0.00139304355252534151077271f;
-  sum = sum * rest + 0.00833336077630519866943359f;
-  sum = sum * rest + 0.0416664853692054748535156f;
-  sum = sum * rest + 0.166666671633720397949219f;
-  sum = sum * rest + 0.5f;
-  sum = 1.0f + (rest * rest * sum + rest);
-  ints power = __builtin_convertvector(whole, ints), half = power >> 1;
-  sum = sum * (floats)((half + 127) << 23) * (floats)((power - half + 127) << 23);
-  return choose(x > all(100.0f), all(INFINITY), choose(x < all(-104.0f), all(0), sum));
+SIMD static void embed(const decoder *m, int64_t token, uint16_t *to) {
+  const uint16_t *from = m->embed + token * m->hidden;
+  for (long i = 0; i < m->hidden; i++) to[i] = narrow(widen_one(from[i]) * m->embed_scale);
 }
 
-/* silu(gate) * up, of one row. count is a multiple of 8. */
-SIMD static void gate(const uint16_t *gate_up, uint16_t *y, long count) {
+/* The activated gate times up, of one row. */
+SIMD static void gate(const uint16_t *activation, const uint16_t *gate_up, uint16_t *y, long count) {
   const uint16_t *up = gate_up + count;
-  for (long at = 0; at < count; at += LANES) {
-    floats x = widen(gate_up + at), activated = x / (1.0f + exp_lanes(-x));
-    for (int i = 0; i < LANES; i++) y[at + i] = narrow(rounded(activated[i]) * widen_one(up[at + i]));
-  }
+  for (long i = 0; i < count; i++) y[i] = narrow(widen_one(activation[gate_up[i]]) * widen_one(up[i]));
 }
 
 typedef struct {
@@ -142,20 +130,21 @@ static uint16_t *head_states(const decoder *m, const decoder_sequence *s, long l
 static void attend_head(const void *job, long index) {
   const attention *a = job;
   const decoder *m = a->model;
+  const decoder_layer *layer = m->layer + a->layer;
   const decoder_sequence *s = a->sequences + index / m->kv_heads;
+  const rotation *r = s->rotations + layer->rope;
   long head = index % m->kv_heads, group = m->heads / m->kv_heads, size = m->head_dim, stride = qkv_rows(m), row = 0;
   for (const decoder_sequence *earlier = a->sequences; earlier < s; earlier++) row += earlier->count;
   uint16_t *queries = a->work->qkv + row * stride + head * group * size;
   uint16_t *keys = head_states(m, s, a->layer, 0, head), *values = head_states(m, s, a->layer, 1, head);
   for (long at = 0; at < s->count; at++) {
     uint16_t *key = a->work->qkv + (row + at) * stride + (m->heads + head) * size, *value = key + m->kv_heads * size;
-    const uint16_t *cosine = s->cosine + at * size, *sine = s->sine + at * size;
-    rotate(key, cosine, sine, size);
+    turn(m, key, layer->k_norm, r, at);
     memcpy(keys + (s->length + at) * size, key, (size_t)size * 2);
     memcpy(values + (s->length + at) * size, value, (size_t)size * 2);
-    for (long q = 0; q < group; q++) rotate(queries + at * stride + q * size, cosine, sine, size);
+    for (long q = 0; q < group; q++) turn(m, queries + at * stride + q * size, layer->q_norm, r, at);
   }
-  attention_rows rows = {s->length, s->count, s->prompt, 0, (float)(1 / sqrt((double)size))};
+  attention_rows rows = {s->length, s->count, s->prompt, layer->window, m->query_scale};
   attend(rows, group, size, queries, stride, keys, values, a->work->attended + (row * m->heads + head * group) * size,
          m->heads * size);
 }
@@ -176,23 +165,24 @@ void decode(pool *threads, const decoder *m, const decoder_sequence *sequences, 
   for (long i = 0; i < count; i++) rows += sequences[i].count;
   workspace w = carve(m, rows, &at);
   for (long i = 0, row = 0; i < count; i++)
-    for (long j = 0; j < sequences[i].count; j++, row++)
-      memcpy(w.hidden + row * hidden, m->embed + sequences[i].tokens[j] * hidden, (size_t)hidden * 2);
+    for (long j = 0; j < sequences[i].count; j++, row++) embed(m, sequences[i].tokens[j], w.hidden + row * hidden);
   for (long layer = 0; layer < m->layers; layer++) {
     const decoder_layer *l = m->layer + layer;
-    rms_norm(w.hidden, l->input_norm, w.normed, rows, hidden, m->norm_eps);
+    rms_norm(m, w.hidden, l->input_norm, w.normed, rows, hidden);
     linear(threads, w.normed, l->qkv, w.qkv, w.wide, rows, qkv_rows(m), hidden);
     attention job = {m, sequences, &w, layer};
     pool_run(threads, attend_head, &job, count * m->kv_heads);
     linear(threads, w.attended, l->o, w.product, w.wide, rows, hidden, q_rows);
+    if (l->o_norm) rms_norm(m, w.product, l->o_norm, w.product, rows, hidden);
     add(w.hidden, w.product, rows * hidden);
-    rms_norm(w.hidden, l->post_norm, w.normed, rows, hidden, m->norm_eps);
+    rms_norm(m, w.hidden, l->post_norm, w.normed, rows, hidden);
     linear(threads, w.normed, l->gate_up, w.gate_up, w.wide, rows, 2 * inner, hidden);
-    for (long row = 0; row < rows; row++) gate(w.gate_up + row * 2 * inner, w.mlp + row * inner, inner);
+    for (long row = 0; row < rows; row++) gate(m->activation, w.gate_up + row * 2 * inner, w.mlp + row * inner, inner);
     linear(threads, w.mlp, l->down, w.product, w.wide, rows, hidden, inner);
+    if (l->down_norm) rms_norm(m, w.product, l->down_norm, w.product, rows, hidden);
     add(w.hidden, w.product, rows * hidden);
   }
   gather_last(sequences, count, w.hidden, w.product, hidden);
-  rms_norm(w.product, m->norm, w.normed, count, hidden, m->norm_eps);
+  rms_norm(m, w.product, m->norm, w.normed, count, hidden);
   linear(threads, w.normed, m->head, logits, w.wide, count, m->vocab, hidden);
 }

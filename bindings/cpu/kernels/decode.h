@@ -5,17 +5,28 @@
 
 #include "pool.h"
 
-/* Resident weights of a layer, bfloat16, rows of checkpoint tensors one after the other. */
+/* A layer. Resident weights are bfloat16, rows of checkpoint tensors one after the other; norms that the model does
+ * not have are null. */
 typedef struct {
-  const uint16_t *input_norm, *qkv, *o, *post_norm, *gate_up, *down;
+  const uint16_t *input_norm, *qkv, *q_norm, *k_norm, *o, *o_norm, *post_norm, *gate_up, *down, *down_norm;
+  long window; /* see attention_rows */
+  long rope;   /* which of the sequences' rotations */
 } decoder_layer;
+
+enum { ROPES_MAX = 2 };
 
 typedef struct {
   long layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
-  float norm_eps;
+  long norms_from_one; /* whether weights of norms are stored less one, and applied before the norm is rounded */
+  float norm_eps, query_scale, embed_scale;
+  const uint16_t *activation; /* [65536]: of the gate, for each bfloat16 */
   const uint16_t *embed, *norm, *head;
   const decoder_layer *layer;
 } decoder;
+
+typedef struct {
+  const uint16_t *cosine, *sine; /* [count][head_dim], of the new tokens' positions */
+} rotation;
 
 /* New tokens of a sequence, and its K/V: bfloat16 [layers][2][kv_heads][capacity][head_dim]. */
 typedef struct {
@@ -24,7 +35,7 @@ typedef struct {
   long prompt;                   /* see attention_rows */
   long count;                    /* new tokens, behind `length` */
   const int64_t *tokens;         /* [count] */
-  const uint16_t *cosine, *sine; /* [count][head_dim], of their positions */
+  rotation rotations[ROPES_MAX]; /* as many as layers ask for */
 } decoder_sequence;
 
 /* Bytes of working memory that decode needs for so many new tokens in all. */
