@@ -181,6 +181,50 @@ Step = int | None | DeviceError
 """What one step gave a sequence: a token; None: none yet; an error that is its own."""
 
 
+@dataclass(frozen=True)
+class CacheGroupUse:
+    """Pages of the layers that look equally far.
+
+    Attributes:
+        window: positions that they look at; 0: all.
+        layers: how many.
+        pages: that there are.
+        free: that hold nothing.
+        cached: kept for prompts to come only; taken when they are needed.
+        quarantined: never used again.
+
+    """
+
+    window: int
+    layers: int
+    pages: int
+    free: int
+    cached: int
+    quarantined: int
+
+    @property
+    def in_use(self) -> int:
+        """Pages of running sequences."""
+        return self.pages - self.free - self.cached - self.quarantined
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Where the K/V of a runtime is. No groups: it has no pages.
+
+    Attributes:
+        page_tokens: positions of one page.
+        nbytes: of all pages.
+        hit_tokens: prompt tokens that were found in pages of earlier prompts.
+
+    """
+
+    page_tokens: int = 0
+    nbytes: int = 0
+    groups: tuple[CacheGroupUse, ...] = ()
+    hit_tokens: int = 0
+
+
 class Runtime(Protocol):
     """A resident model: one allocation per parent of its layout, and the programs over them."""
 

@@ -39,6 +39,7 @@ TORCH_AREAS = {
     "bindings.faults",
     "bindings.memory",
     "bindings.model.attention",
+    "bindings.model.cache",
     "bindings.model.decoder",
     "bindings.model.generation",
     "bindings.model.keys_values",
