@@ -42,7 +42,6 @@ TORCH_AREAS = {
     "bindings.model.cache",
     "bindings.model.decoder",
     "bindings.model.generation",
-    "bindings.model.keys_values",
     "bindings.model.runtime",
     "bindings.rngd",
     "bindings.vendor_errors",

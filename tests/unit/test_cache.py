@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.checkpoints import TINY
 
 from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.model.cache.geometry import CacheGeometry, CacheLimits, plan_geometry
@@ -17,19 +19,16 @@ from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.pages import PagesShortError
 from rowlock.bindings.model.cache.reservation import Reservation
 from rowlock.bindings.model.cache.table import BlockTable
-from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.config import ModelConfig, parse_config
 
-
-class HybridConfig(ModelConfig):
-    """Two layers that look at 6 positions, one that looks at all, one more that looks at 6."""
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (6, 6, None, 6)
-
-
-HYBRID = HybridConfig("llama", 50, 16, 16, 4, 2, 1, 8, 64, 1e-5, 1e4, None, tied=True)
-WHOLE = ModelConfig(**{**vars(HYBRID), "layers": 2})
+WHOLE = parse_config(
+    Path(),
+    {
+        **TINY, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "max_position_embeddings": 64,
+    },
+)  # fmt: skip
+HYBRID = replace(WHOLE, layers=4, windows=(6, 6, None, 6))
 VALUE_BYTES = 2
 
 
@@ -90,8 +89,8 @@ def test_bytes_are_kept_to_and_a_share_of_memory_is_the_default() -> None:
 
 def test_what_can_never_fit_is_told_with_numbers() -> None:
     cache = new_cache(WHOLE, (3,))
-    assert not cache.geometry.lacking(12)
-    assert cache.geometry.lacking(13) == "13 tokens need 4 pages of 4 tokens, the cache has 3"
+    assert not cache.lacking(12)
+    assert cache.lacking(13) == "13 tokens need 4 pages of 4 tokens each, the cache has 3"
 
 
 def test_a_window_lets_its_earlier_pages_go() -> None:

@@ -15,8 +15,6 @@ from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.model.config import ModelConfig
 
 PAGE_TOKENS: Final = 32
-PAGE_MULTIPLE: Final = 4
-"""The kernels add four positions at a time, which must lie in one page."""
 SPAN_TOKENS: Final = 128
 """The most tokens that one step adds to a sequence."""
 SEQUENCES: Final = 8
@@ -31,12 +29,15 @@ class CacheLimits:
 
     Attributes:
         cache_bytes: of all pages; 0 leaves it to the model and the memory.
-        page_tokens: of one page, a multiple of 4; what is longer than the context means the whole context.
+        page_tokens: of one page; what is longer than the context means the whole context.
 
     """
 
     cache_bytes: int = 0
     page_tokens: int = PAGE_TOKENS
+
+
+DEFAULT_LIMITS: Final = CacheLimits()
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,6 @@ class CacheGeometry:
         if group.window is None:
             return self.pages_of(tokens)
         return min(self.pages_of(tokens), self.pages_of(group.window + SPAN_TOKENS) + 1)
-
-    def lacking(self, tokens: int) -> str:
-        """Why a sequence of so many positions can never fit, or empty."""
-        for group in self.groups:
-            needed = self.most_pages(group, tokens)
-            if needed > group.pages:
-                return f"{tokens} tokens need {needed} pages of {self.page_tokens} tokens, the cache has {group.pages}"
-        return ""
 
 
 def plan_geometry(config: ModelConfig, value_bytes: int, limits: CacheLimits, free_bytes: int) -> CacheGeometry:

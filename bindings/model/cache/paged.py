@@ -113,6 +113,15 @@ class PagedCache:
         """Whether a sequence could now have pages for so many tokens."""
         return all(pages.available >= self.geometry.most_pages(pages.group, tokens) for pages in self.groups)
 
+    def lacking(self, tokens: int) -> str:
+        """Why a sequence of so many tokens could never fit, or empty."""
+        for pages in self.groups:
+            needed, there = self.geometry.most_pages(pages.group, tokens), pages.pool.pages - pages.pool.quarantined
+            if needed > there:
+                size = self.geometry.page_tokens
+                return f"{tokens} tokens need {needed} pages of {size} tokens each, the cache has {there}"
+        return ""
+
     def find_prefix(self, keys: Sequence[bytes]) -> list[list[int]]:
         """The longest known beginning of a prompt, in the order of its page keys.
 

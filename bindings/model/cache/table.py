@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from numpy.typing import NDArray
 
+from rowlock.bindings.model.cache.geometry import PAGE_TOKENS, CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.pages import PagesShortError
 from rowlock.bindings.model.cache.prefix import page_keys
+from rowlock.bindings.model.config import ModelConfig
 
 NO_PAGE = -1
 
@@ -80,6 +84,10 @@ class BlockTable:
         self._looks_from = tokens
         self._let_go()
         self._take(tokens)
+
+    def check_room(self, count: int) -> None:
+        """There are pages for the next ``count`` tokens. Raises AssertionError."""
+        assert self.length + count <= self._filled * self.cache.geometry.page_tokens, "tokens without a page"
 
     def advance(self, count: int) -> None:
         """A step has written K/V of the next ``count`` tokens in every layer."""
@@ -178,3 +186,15 @@ class BlockTable:
             for index in np.flatnonzero(table[:first] >= 0).tolist():
                 group.pool.give_back(int(table[index]))
                 table[index] = NO_PAGE
+
+
+def table_for_one(
+    config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device, page_tokens: int = PAGE_TOKENS
+) -> BlockTable:
+    """The table of a sequence that shares pages with nobody, with all of its pages."""
+    planned = plan_geometry(config, dtype.itemsize, CacheLimits(page_tokens=page_tokens), 1 << 62)
+    pages = planned.pages_of(capacity)
+    groups = tuple(replace(group, pages=pages) for group in planned.groups)
+    table = BlockTable(PagedCache(config, replace(planned, groups=groups), dtype, device), capacity)
+    table.reserve(capacity)
+    return table
