@@ -22,9 +22,11 @@ import torch
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Sampling
+from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, plan_geometry
+from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.config import ModelConfig, parse_config
-from rowlock.bindings.model.decoder import Decoder
-from rowlock.bindings.model.generation import DecoderSequence, Forward, Stepper
+from rowlock.bindings.model.decoder import Decoder, Programs
+from rowlock.bindings.model.generation import DecoderSequence, Stepper
 from rowlock.bindings.model.layout import layout_of
 
 BATCHES = (1, 2, 4, 8)
@@ -46,26 +48,32 @@ def load(directory: Path) -> tuple[ModelConfig, dict[str, torch.Tensor], int]:
     return config, weights, layout.nbytes
 
 
-def step_ms(decoder: Decoder, forward: Forward, batch: int) -> float:
+def step_ms(cache: PagedCache, programs: Programs, batch: int) -> float:
     """The median step of so many sequences with some thirty tokens each."""
-    stepper = Stepper(forward)
-    sequences = [DecoderSequence(decoder, tuple(range(100 + i, 116 + i)), Sampling(), 100) for i in range(batch)]
-    while any(sequence.in_prompt for sequence in sequences):
+    stepper = Stepper(programs)
+    prompts = [tuple(range(100 + i, 116 + i)) for i in range(batch)]
+    sequences = [DecoderSequence(cache, programs, prompt, Sampling(), 100) for prompt in prompts]
+    while any(sequence.waiting > 1 for sequence in sequences):
         stepper.advance(sequences, 128)
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()
         stepper.advance(sequences, 128)
         times.append((time.perf_counter() - start) * 1000)
+    for sequence in sequences:
+        sequence.close()
     return statistics.median(times)
 
 
-def prompt_ms(decoder: Decoder, forward: Forward, length: int) -> float:
-    stepper, sequence = Stepper(forward), DecoderSequence(decoder, tuple(range(100, 100 + length)), Sampling(), 600)
+def prompt_ms(cache: PagedCache, programs: Programs, length: int) -> float:
+    cache.forget_prefixes()
+    sequence = DecoderSequence(cache, programs, tuple(range(100, 100 + length)), Sampling(), 600)
     start = time.perf_counter()
-    while sequence.in_prompt:
-        stepper.advance([sequence], 128)
-    return (time.perf_counter() - start) * 1000
+    while sequence.waiting > 1:
+        Stepper(programs).advance([sequence], 128)
+    taken = (time.perf_counter() - start) * 1000
+    sequence.close()
+    return taken
 
 
 def floor_ms(nbytes: int) -> float:
@@ -87,14 +95,15 @@ def main() -> None:
     options = parser.parse_args()
     config, weights, nbytes = load(options.checkpoint.resolve())
     threads = HostThreads(options.threads)
-    plain = Decoder(config, weights)
-    arms = {"kernels": threads.create_decoder(config, weights), "torch": (plain, plain.forward)}
+    geometry = plan_geometry(config, 2, DEFAULT_LIMITS, threads.free_bytes())
+    cache = PagedCache(config, geometry, torch.bfloat16, torch.device("cpu"))
+    arms = {"kernels": threads.create_decoder(config, weights), "torch": Decoder(config, weights)}
     found: dict[str, list[float]] = {}
     for run in range(options.runs + 1):
-        for arm, (decoder, forward) in arms.items():
+        for arm, programs in arms.items():
             torch.set_num_threads(1 if arm == "kernels" else options.threads)
-            measured = {f"{arm}, step of {batch}": step_ms(decoder, forward, batch) for batch in BATCHES}
-            measured |= {f"{arm}, prompt of {length}": prompt_ms(decoder, forward, length) for length in PROMPTS}
+            measured = {f"{arm}, step of {batch}": step_ms(cache, programs, batch) for batch in BATCHES}
+            measured |= {f"{arm}, prompt of {length}": prompt_ms(cache, programs, length) for length in PROMPTS}
             if run:  # the first is a smoke run
                 for name, value in measured.items():
                     found.setdefault(name, []).append(value)

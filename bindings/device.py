@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Protocol
 
 from rowlock.bindings.checkpoint.tensors import Bytes
@@ -28,6 +28,7 @@ class DeviceFault(StrEnum):
     LOST = "LOST"
     TIMEOUT = "TIMEOUT"
     CORRUPT = "CORRUPT"
+    CAPACITY = "CAPACITY"
     UNSUPPORTED = "UNSUPPORTED"
 
 
@@ -177,8 +178,58 @@ class Sequence(Protocol):
         ...
 
 
-Step = int | None | DeviceError
-"""What one step gave a sequence: a token; None: none yet; an error that is its own."""
+class Preempted(Enum):
+    """A sequence had to give its pages up. It keeps its tokens, and computes their K/V again when it next advances."""
+
+    PREEMPTED = "PREEMPTED"
+
+
+Step = int | None | DeviceError | Preempted
+"""What one step gave a sequence: a token; None: none yet; an error that is its own; or it was preempted."""
+
+
+@dataclass(frozen=True)
+class CacheGroupUse:
+    """Pages of the layers that look equally far.
+
+    Attributes:
+        window: positions that they look at; 0: all.
+        layers: how many.
+        pages: that there are.
+        free: that hold nothing.
+        cached: kept for prompts to come only; taken when they are needed.
+        quarantined: never used again.
+
+    """
+
+    window: int
+    layers: int
+    pages: int
+    free: int
+    cached: int
+    quarantined: int
+
+    @property
+    def in_use(self) -> int:
+        """Pages of running sequences."""
+        return self.pages - self.free - self.cached - self.quarantined
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Where the K/V of a runtime is. No groups: it has no pages.
+
+    Attributes:
+        page_tokens: positions of one page.
+        nbytes: of all pages.
+        hit_tokens: prompt tokens that were found in pages of earlier prompts.
+
+    """
+
+    page_tokens: int = 0
+    nbytes: int = 0
+    groups: tuple[CacheGroupUse, ...] = ()
+    hit_tokens: int = 0
 
 
 class Runtime(Protocol):
@@ -194,15 +245,34 @@ class Runtime(Protocol):
         """Digest of each compiled program, by name: the same for the life of the runtime. Empty where none is."""
         ...
 
+    @property
+    def cache(self) -> CacheUse:
+        """How its K/V is used now."""
+        ...
+
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
-        """Reserve K/V for ``capacity`` tokens and take the prompt; computes nothing yet."""
+        """Take a prompt that will grow to ``capacity`` tokens; computes nothing yet.
+
+        Raises DeviceError(CAPACITY), with the numbers, when it could never fit, however idle the runtime is.
+        """
+        ...
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a sequence that holds nothing yet would now find room for so many tokens.
+
+        Where nothing runs it would, if it could be opened.
+        """
         ...
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
-        """Run one bounded step: a piece of a prompt, or one token of several sequences.
+        """Run one bounded step: a token each of those that are past their prompts, and a piece of a prompt.
+
+        Args:
+            sequences: all that run, the oldest first. When room runs out, the youngest are preempted, never the oldest.
 
         Every sequence comes to its turn. What it gets does not depend on the others. After an error that is
         raised none of them can go on.
+
         """
         ...
 

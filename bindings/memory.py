@@ -60,13 +60,19 @@ class StorageDevice(Protocol):
 
 
 class RowMemory:
-    """See :class:`rowlock.bindings.device.DeviceMemory`."""
+    """See :class:`rowlock.bindings.device.DeviceMemory`.
+
+    Attributes:
+        writes_total: how often anything was written: what was computed before the last write may be no more true.
+
+    """
 
     def __init__(self, counters: Counters, device: StorageDevice) -> None:
         self._counters = counters
         self._device = device
         self._live: dict[str, Storage] = {}
         self._writes: dict[str, int] = {}
+        self.writes_total = 0
         self._serial = count(1)
 
     def allocate(self, parent: ParentInfo) -> Allocation:
@@ -83,6 +89,7 @@ class RowMemory:
         self._counters.native_calls += 1
         self._counters.bytes_written += data.nbytes
         self._writes[allocation.id] += 1
+        self.writes_total += 1
         storage.write(first_row * allocation.parent.row_bytes, data)
 
     def read_rows(self, allocation: Allocation, first_row: int, out: Bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,15 @@ def host_rows(parent: ParentInfo, data: Bytes) -> torch.Tensor:
     """``[rows, columns]`` over ``data``, which holds whole rows of the parent."""
     dtype = weight_dtype(parent)
     return torch.from_numpy(data).view(dtype).view(-1, parent.row_bytes // dtype.itemsize)
+
+
+def host_free_bytes() -> int:
+    """Host memory that could be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return int(amount.split()[0]) * 1024
+    raise DeviceError(DeviceFault.UNSUPPORTED, "/proc/meminfo does not say how much memory is available")
 
 
 def host_bytes(parent: ParentInfo) -> Bytes:

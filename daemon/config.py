@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.bindings.planner import Policy
 from rowlock.daemon.lock import runtime_directory
@@ -175,6 +176,12 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         ),
         "scrub_share": Key(_share, "share of time, below 1, in which an idle owner reads its model back; 0: never"),
     },
+    "serving": {
+        "cache_bytes": Key(
+            _count, "bytes of all K/V pages; unset: for 8 sequences of the whole context, at most a quarter of memory"
+        ),
+        "page_tokens": Key(_count, "positions of one page; more than the context: one page as long as the context"),
+    },
     "retention": {
         "undo_generations": Key(_count, "generations whose undo is kept, newest first; the current one's always is"),
         "undo_bytes": Key(_size, "bytes of all undo files together, the current generation's apart"),
@@ -288,6 +295,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         upkeep=_upkeep(values.get("drift", {})),
         retention=Retention(**values.get("retention", {})),
         stall_s=api.get("stall_s", Settings.stall_s),
+        cache=CacheLimits(**values.get("serving", {})),
         tls=_tls(values.get("tls")),
         http=_http(values.get("http", {}), given.get("http")),
         fault_file=given.get("fault_file"),

@@ -49,13 +49,13 @@ class DeviceKind:
 def _open_cpu(_address: DeviceAddress, settings: Settings) -> Binding:
     from rowlock.bindings.cpu.binding import CpuBinding  # noqa: PLC0415 - see the module's text
 
-    return CpuBinding(settings.threads, settings.fault_file)
+    return CpuBinding(settings.threads, settings.fault_file, settings.cache)
 
 
 def _open_cuda(address: DeviceAddress, settings: Settings) -> Binding:
     from rowlock.bindings.cuda.binding import CudaBinding  # noqa: PLC0415 - see the module's text
 
-    return CudaBinding(address, settings.threads, settings.fault_file)
+    return CudaBinding(address, settings.threads, settings.fault_file, settings.cache)
 
 
 def _probe_cuda(address: DeviceAddress, _without_hardware: bool) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def _open_atom(address: DeviceAddress, settings: Settings) -> Binding:
     from rowlock.bindings.atom.binding import AtomBinding  # noqa: PLC0415 - see the module's text
     from rowlock.bindings.atom.sdk import load  # noqa: PLC0415
 
-    return AtomBinding(address, load(), settings.threads, settings.fault_file)
+    return AtomBinding(address, load(), settings.threads, settings.fault_file, settings.cache)
 
 
 def _probe_atom(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:

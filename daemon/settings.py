@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.planner import Policy
 from rowlock.daemon.owner.drift import Upkeep
 from rowlock.daemon.owner.options import Options
@@ -82,6 +83,7 @@ class Settings:
         fault_file: test option of the bindings.
         kill_file: test option: die or wait at a named point.
         placement_file: test option of the RNGD binding.
+        cache: of keys and values.
         programs: directory of compiled programs; None is ``programs`` in the state directory.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
@@ -107,5 +109,6 @@ class Settings:
     fault_file: Path | None = None
     kill_file: Path | None = None
     placement_file: Path | None = None
+    cache: CacheLimits = field(default_factory=CacheLimits)
     programs: Path | None = None
     without_hardware: bool = False

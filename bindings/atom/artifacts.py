@@ -18,7 +18,7 @@ from rowlock.bindings.atom import rebel_sdk
 from rowlock.bindings.atom.rebel_sdk import CompiledModel, DeviceRuntime
 from rowlock.bindings.checkpoint.artifacts import GRAPHS, Artifact, Graph
 from rowlock.bindings.checkpoint.stamps import stamp_of
-from rowlock.bindings.device import Allocation, Counters, DeviceError, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceError, DeviceFault, Sampling, Sequence, Step
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.generation import Sampler
 from rowlock.bindings.vendor_errors import as_device_error
@@ -121,6 +121,16 @@ class ArtifactRuntime:
         assert self._graphs, "the runtime is closed"
         assert capacity <= self._artifact.context, "the request is longer than the compiled context"
         return ArtifactSequence(self, prompt, sampling)
+
+    @property
+    def cache(self) -> CacheUse:
+        """The graphs keep K/V of one sequence, in blocks of their own."""
+        return CacheUse()
+
+    def has_room(self, tokens: int) -> bool:
+        """It waits for the graphs instead."""
+        del tokens
+        return True
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         """The owner of the graphs goes one step; the others get nothing yet."""

@@ -18,6 +18,7 @@ from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters, DeviceError, DeviceFacts, DeviceFault, Runtime
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
 
@@ -38,7 +39,15 @@ class AtomBinding:
 
     """
 
-    def __init__(self, address: DeviceAddress, rbln: RblnModule, threads: int, fault_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: DeviceAddress,
+        rbln: RblnModule,
+        threads: int,
+        fault_file: Path | None = None,
+        limits: CacheLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
         self._threads = HostThreads(threads)
         device = RblnDevice(rbln, address.logical, FaultFile(fault_file) if fault_file else None)
         self.counters = Counters()
@@ -77,7 +86,7 @@ class AtomBinding:
         if layout.artifact is not None:
             self._graphs = ArtifactRuntime(self._parsed, self.counters, layout.artifact, config, self._logical)
             return self._graphs
-        runtime = HostReferenceRuntime.create(self.memory, self._threads, config, layout)
+        runtime = HostReferenceRuntime.create(self.memory, self._threads, config, layout, self._limits)
         self.counters.program_loads += 1
         return runtime
 

@@ -11,6 +11,7 @@ from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters, DeviceFacts
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
 from rowlock.bindings.model.runtime import DecoderRuntime
@@ -21,12 +22,14 @@ class CpuBinding:
 
     Args:
         threads: threads of one operation.
+        limits: of the K/V cache.
         fault_file: test option, see :mod:`rowlock.bindings.faults`.
 
     """
 
-    def __init__(self, threads: int, fault_file: Path | None = None) -> None:
+    def __init__(self, threads: int, fault_file: Path | None = None, limits: CacheLimits = DEFAULT_LIMITS) -> None:
         self._threads = HostThreads(threads)
+        self._limits = limits
         self.counters = Counters()
         self.memory = RowMemory(self.counters, HostDevice(FaultFile(fault_file) if fault_file else None))
         self.facts = DeviceFacts(
@@ -46,7 +49,7 @@ class CpuBinding:
         """Programs are not compiled here."""
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> DecoderRuntime:
-        runtime = DecoderRuntime.create(self.memory, self._threads, config, layout)
+        runtime = DecoderRuntime.create(self.memory, self._threads, config, layout, self._limits)
         self.counters.program_loads += 1
         return runtime
 

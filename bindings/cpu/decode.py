@@ -7,7 +7,9 @@ lock is taken and given for each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ctypes import Array, c_void_p
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -17,8 +19,12 @@ from rowlock.bindings.cpu.kernel_library import (
     DecoderModel,
     DecoderSequence,
     Kernels,
+    LayerPages,
     Rotation,
 )
+from rowlock.bindings.model.cache.geometry import SPAN_TOKENS
+from rowlock.bindings.model.cache.paged import PagedCache
+from rowlock.bindings.model.cache.table import BlockTable
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder, Span, activation, embed_scale
 
@@ -26,6 +32,9 @@ HEAD_DIM_MAX: Final = 256
 HIDDEN_MAX: Final = 8192
 LANES: Final = 8
 GROUP_MAX: Final = 32
+KEY_BLOCK: Final = 512
+FEW_KEYS: Final = 12
+FIRST_PART: Final = 192
 
 
 def supported(config: ModelConfig, dtype: torch.dtype) -> bool:
@@ -67,6 +76,7 @@ class NativeDecoder:
         self._weights = weights  # keeps the memory that the model points to
         self._kernels = kernels
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._pages: WeakKeyDictionary[PagedCache, Array[LayerPages]] = WeakKeyDictionary()
         config = decoder.config
         self._activation = activation(config)(all_numbers())
         layers = (DecoderLayer * config.layers)(*(_layer(config, weights, layer) for layer in range(config.layers)))
@@ -77,19 +87,37 @@ class NativeDecoder:
             weights["norm"].data_ptr(), weights["embed" if config.tied else "head"].data_ptr(), layers,
         )  # fmt: skip
 
+    @property
+    def config(self) -> ModelConfig:
+        return self._decoder.config
+
+    @property
+    def replayed(self) -> int:
+        """As many as any span: each token is computed as if it were alone."""
+        return SPAN_TOKENS
+
+    def settled(self, prompt: int) -> int:
+        """Those that no block of the prompt's end decides on: see ``attend`` and ``weigh_parts`` of ``attention.c``."""
+        block = prompt % KEY_BLOCK
+        if block < FEW_KEYS:
+            return prompt - block
+        if FIRST_PART < block < 2 * FIRST_PART:
+            return prompt - block + block // 2
+        return prompt - block % LANES
+
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
-        """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their caches."""
+        """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their tables."""
         count, total = len(spans), sum(len(span.tokens) for span in spans)
         rotations = [(cosine.contiguous(), sine.contiguous()) for cosine, sine in self._decoder.rotations(spans)]
         rows = (DecoderSequence * count)()
         start = 0
         for index, span in enumerate(spans):
-            cache = span.cache
-            assert cache.length + len(span.tokens) <= cache.capacity, "the sequence is full"
+            table = span.table
             assert span.tokens.is_contiguous()
+            table.check_room(len(span.tokens))
             rows[index] = DecoderSequence(
-                cache.states.data_ptr(), cache.capacity, cache.length, span.prompt, len(span.tokens),
-                span.tokens.data_ptr(),
+                self._layer_pages(table.cache), tables_of(table), table.cache.geometry.page_tokens, table.length,
+                span.prompt, len(span.tokens), span.tokens.data_ptr(),
                 tuple(Rotation(cosine[start].data_ptr(), sine[start].data_ptr()) for cosine, sine in rotations),
             )  # fmt: skip
             start += len(span.tokens)
@@ -102,5 +130,18 @@ class NativeDecoder:
             logits.data_ptr(), self._workspace.data_ptr(),
         )  # fmt: skip
         for span in spans:
-            span.cache.length += len(span.tokens)
+            span.table.advance(len(span.tokens))
         return logits
+
+    def _layer_pages(self, cache: PagedCache) -> Array[LayerPages]:
+        """Where the pages of each layer lie."""
+        if cache not in self._pages:
+            self._pages[cache] = (LayerPages * len(cache.places))(
+                *(LayerPages(cache.groups[group].states[at].data_ptr(), group) for group, at in cache.places)
+            )
+        return self._pages[cache]
+
+
+def tables_of(table: BlockTable) -> Array[c_void_p]:
+    """Where the block tables of a sequence lie, by group."""
+    return (c_void_p * len(table.pages))(*(pages.ctypes.data for pages in table.pages))

@@ -38,12 +38,19 @@ class Rotation(Structure):
     _fields_ = [("cosine", c_void_p), ("sine", c_void_p)]
 
 
+class LayerPages(Structure):
+    """``layer_pages`` of ``decode.h``."""
+
+    _fields_ = [("pages", c_void_p), ("group", c_long)]
+
+
 class DecoderSequence(Structure):
     """``decoder_sequence`` of ``decode.h``."""
 
     _fields_ = [
-        ("states", c_void_p),
-        *((name, c_long) for name in ("capacity", "length", "prompt", "count")),
+        ("layers", POINTER(LayerPages)),
+        ("tables", POINTER(c_void_p)),
+        *((name, c_long) for name in ("page_tokens", "length", "prompt", "count")),
         ("tokens", c_void_p),
         ("rotations", Rotation * ROPES_MAX),
     ]
@@ -53,6 +60,16 @@ class AttentionRows(Structure):
     """``attention_rows`` of ``attention.h``."""
 
     _fields_ = [*((name, c_long) for name in ("first", "count", "prompt", "window")), ("scale", c_float)]
+
+
+class PagedRows(Structure):
+    """``paged_rows`` of ``attention.h``."""
+
+    _fields_ = [
+        ("keys", c_void_p),
+        ("table", c_void_p),
+        *((name, c_long) for name in ("values", "page_tokens", "page_stride")),
+    ]
 
 
 def load_kernels() -> ctypes.CDLL | None:
@@ -68,7 +85,7 @@ def load_kernels() -> ctypes.CDLL | None:
         "linear": (None, [*[c_void_p] * 5, *[c_long] * 3]),
         "attend": (
             None,
-            [AttentionRows, c_long, c_long, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long],
+            [AttentionRows, c_long, c_long, c_void_p, c_long, POINTER(PagedRows), c_void_p, c_long],
         ),
         "decode_workspace": (c_long, [POINTER(DecoderModel), c_long]),
         "decode": (

@@ -11,8 +11,8 @@ from rowlock.bindings.cpu.decode import NativeDecoder, supported
 from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
 from rowlock.bindings.cpu.linear import native_linear
 from rowlock.bindings.model.config import ModelConfig
-from rowlock.bindings.model.decoder import Decoder
-from rowlock.bindings.model.generation import Forward
+from rowlock.bindings.model.decoder import Decoder, Programs
+from rowlock.bindings.weights import host_free_bytes
 
 
 class HostThreads:
@@ -30,15 +30,17 @@ class HostThreads:
         self._kernels = Kernels(library, threads) if library is not None else None
         self.prepare()
 
-    def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> tuple[Decoder, Forward]:
-        """The decoder over these weights, and how to call it."""
+    def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Programs:
+        """The decoder over these weights."""
         if self._kernels is None:
-            decoder = Decoder(config, weights, F.linear)
-            return decoder, decoder.forward
+            return Decoder(config, weights, F.linear)
         decoder = Decoder(config, weights, native_linear(self._kernels))
         if not supported(config, decoder.dtype):
-            return decoder, decoder.forward
-        return decoder, NativeDecoder(decoder, weights, self._kernels).forward
+            return decoder
+        return NativeDecoder(decoder, weights, self._kernels)
+
+    def free_bytes(self) -> int:
+        return host_free_bytes()
 
     def prepare(self) -> int:
         """Set the threads for one step; returns how many.

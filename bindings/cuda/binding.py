@@ -14,9 +14,10 @@ from rowlock.bindings.cuda.storage import CudaDevice
 from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
-from rowlock.bindings.model.decoder import Decoder
-from rowlock.bindings.model.generation import DecoderSequence, Forward
+from rowlock.bindings.model.decoder import Decoder, Programs
+from rowlock.bindings.model.generation import DecoderSequence
 from rowlock.bindings.model.layout import Layout
 from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.bindings.vendor_errors import as_device_error
@@ -31,12 +32,14 @@ class CudaProcessor:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
 
-    def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> tuple[Decoder, Forward]:
-        decoder = Decoder(config, weights)
-        return decoder, decoder.forward
+    def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Programs:
+        return Decoder(config, weights)
 
     def prepare(self) -> int:
         return STEP_WIDTH
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device.torch_name)[0])
 
     def in_order(self) -> AbstractContextManager[None]:
         """Whatever is asked of the device inside comes after every write before it."""
@@ -63,6 +66,7 @@ class CudaBinding:
     Args:
         address: the device.
         threads: of what is left to the host.
+        limits: of the K/V cache.
         fault_file: test option, see :mod:`rowlock.bindings.faults`.
 
     Raises:
@@ -70,7 +74,14 @@ class CudaBinding:
 
     """
 
-    def __init__(self, address: DeviceAddress, threads: int, fault_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: DeviceAddress,
+        threads: int,
+        fault_file: Path | None = None,
+        limits: CacheLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
         torch.set_num_threads(threads)
         device = CudaDevice(address.logical, FaultFile(fault_file) if fault_file else None)
         self._processor = CudaProcessor(device)
@@ -94,7 +105,7 @@ class CudaBinding:
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> CudaRuntime:
         with self._processor.in_order():
-            runtime = CudaRuntime.create(self.memory, self._processor, config, layout)
+            runtime = CudaRuntime.create(self.memory, self._processor, config, layout, self._limits)
         self.counters.program_loads += 1
         return runtime
 

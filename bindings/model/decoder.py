@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
 from rowlock.bindings.model.attention import attend, rope_frequencies, rotate
+from rowlock.bindings.model.cache.table import BlockTable, table_for_one
 from rowlock.bindings.model.config import ModelConfig
-from rowlock.bindings.model.keys_values import KeysValues
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Rows ``[M, K]`` times weights ``[N, K]``, as ``[M, N]``."""
@@ -25,7 +26,7 @@ Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens ``[T]`` of one sequence, which follow what its cache holds.
+    """Tokens ``[T]`` of one sequence, which follow those of its block table.
 
     Attributes:
         prompt: length of the prompt that they are of; 1 for what follows it.
@@ -33,8 +34,28 @@ class Span:
     """
 
     tokens: torch.Tensor
-    cache: KeysValues
+    table: BlockTable
     prompt: int = 1
+
+
+class Programs(Protocol):
+    """What computes a model's steps.
+
+    Attributes:
+        replayed: tokens behind a prompt that may be computed again in one span, with the bits that they had one by one.
+
+    """
+
+    @property
+    def replayed(self) -> int: ...
+
+    def settled(self, prompt: int) -> int:
+        """How many leading tokens of a prompt of this length have K/V with the same bits in every longer prompt."""
+        ...
+
+    def forward(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Logits ``[len(spans), vocab]`` of the last token of each span; their K/V is added to their tables."""
+        ...
 
 
 class Decoder:
@@ -65,13 +86,23 @@ class Decoder:
     def device(self) -> torch.device:
         return self._head.device
 
-    def new_cache(self, capacity: int) -> KeysValues:
-        config = self.config
-        return KeysValues(config.layers, config.kv_heads, config.head_dim, capacity, self.dtype, self.device)
+    @property
+    def replayed(self) -> int:
+        """One: torch adds in another order for another number of rows."""
+        return 1
+
+    def settled(self, prompt: int) -> int:
+        """None: the bits of each depend on how many there are."""
+        del prompt
+        return 0
+
+    def new_table(self, capacity: int) -> BlockTable:
+        """K/V of a sequence that shares pages with nobody."""
+        return table_for_one(self.config, capacity, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], last_only: bool = True) -> torch.Tensor:
-        """Logits of the spans; their K/V is added to their caches.
+        """Logits of the spans; their K/V is added to their tables.
 
         Returns:
             ``[len(spans), vocab]`` for the last token of each, or ``[T, vocab]`` for all in order,
@@ -90,7 +121,7 @@ class Decoder:
             normed = self._norm(f"{layer}.post_norm", hidden)
             hidden = hidden + self._added(layer, "down", self._gated(layer, normed))
         for span in spans:
-            span.cache.length += len(span.tokens)
+            span.table.advance(len(span.tokens))
         if last_only:
             hidden = hidden[list(accumulate((len(span.tokens) for span in spans), initial=-1))[1:]]
         return self._linear(self._norm("norm", hidden), self._head)
@@ -121,7 +152,7 @@ class Decoder:
         start = 0
         for span in spans:
             rows = slice(start, start := start + len(span.tokens))
-            keys, values = span.cache.append(layer, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+            keys, values = span.table.append(layer, key[rows].transpose(0, 1), value[rows].transpose(0, 1))
             attended[rows] = attend(query[rows], keys, values, config.query_scale, config.windows[layer])
         return attended.view(len(hidden), -1)
 
@@ -132,7 +163,7 @@ class Decoder:
     def rotations(self, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """For each of the config's ropes: cosines and sines ``[T, 1, head_dim]`` of each token's position."""
         positions = torch.cat(
-            [torch.arange(span.cache.length, span.cache.length + len(span.tokens)) for span in spans]
+            [torch.arange(span.table.length, span.table.length + len(span.tokens)) for span in spans]
         ).to(self.device, torch.float32)
         angles = [torch.outer(positions, frequencies) for frequencies in self._frequencies]
         both = [torch.cat((half, half), dim=-1)[:, None] for half in angles]

@@ -2,100 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
-from rowlock.bindings.device import DeviceError, DeviceFault, Sampling, Step
-from rowlock.bindings.model.decoder import Decoder, Span
-from rowlock.bindings.model.keys_values import KeysValues
+from rowlock.bindings.device import DeviceError, DeviceFault, Preempted, Sampling, Step
+from rowlock.bindings.model.cache.geometry import SPAN_TOKENS
+from rowlock.bindings.model.cache.paged import PagedCache
+from rowlock.bindings.model.cache.pages import PagesShortError
+from rowlock.bindings.model.cache.table import BlockTable
+from rowlock.bindings.model.decoder import Programs, Span
 
-Forward = Callable[[Sequence[Span]], torch.Tensor]
-"""Logits ``[len(spans), vocab]`` of the last token of each; see ``Decoder.forward``."""
-
-PROMPT_CHUNK: Final = 128
+PROMPT_CHUNK: Final = SPAN_TOKENS
 """Prompt tokens of one step while nobody decodes."""
 
 
 class DecoderSequence:
     """See :class:`rowlock.bindings.device.Sequence`.
 
+    It keeps all of its tokens, so that it can compute their K/V again after it was preempted: the prompt as a prompt,
+    what followed as it was computed before.
+
+    Args:
+        cache: whose pages it takes.
+        programs: that will compute it.
+        prompt: its first tokens.
+        capacity: tokens that it may grow to.
+
     Attributes:
-        cache: its K/V; None once it is closed.
-        pending: tokens ``[T]`` that are not in the cache yet.
-        sampler: chooses its tokens.
+        table: its pages; None once it is closed.
 
     """
 
-    def __init__(self, decoder: Decoder, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> None:
-        self.pending = torch.tensor(prompt, dtype=torch.long)
-        self.sampler = Sampler(sampling)
-        self.cache: KeysValues | None = decoder.new_cache(capacity)
-        self._prompt = len(prompt)
+    def __init__(
+        self, cache: PagedCache, programs: Programs, prompt: tuple[int, ...], sampling: Sampling, capacity: int
+    ) -> None:
+        self.table: BlockTable | None = BlockTable(cache, capacity)
+        self._tokens = torch.zeros(capacity, dtype=torch.long)
+        self._tokens[: len(prompt)] = torch.tensor(prompt)
+        self._known = self._prompt = len(prompt)
+        self._settled = programs.settled(len(prompt))
+        self._replayed = programs.replayed
+        self._sampler = Sampler(sampling)
 
     @property
-    def in_prompt(self) -> bool:
-        return len(self.pending) > 1
+    def waiting(self) -> int:
+        """Tokens whose K/V is not computed yet: 1 for one that decodes."""
+        return self._known - self.pages.length
 
-    def take(self, count: int) -> Span:
-        """The next tokens, at most so many."""
-        assert self.cache is not None, "the sequence is closed"
-        chunk, self.pending = self.pending[:count], self.pending[count:]
-        return Span(chunk, self.cache, self._prompt if self.cache.length < self._prompt else 1)
+    @property
+    def pages(self) -> BlockTable:
+        assert self.table is not None, "the sequence is closed"
+        return self.table
+
+    def begin(self) -> None:
+        """Take over what is known of the prompt, if it holds nothing yet."""
+        if not self.pages.length:
+            self.pages.begin(self._tokens[: self._prompt].numpy(), self._settled)
+
+    def next_span(self, most: int) -> Span:
+        """The next tokens, at most so many: of the prompt only, or of what followed only."""
+        start = self.pages.length
+        in_prompt = start < self._prompt
+        count = min(most, (self._prompt if in_prompt else self._known) - start)
+        if not in_prompt:
+            count = min(count, self._replayed)
+        return Span(self._tokens[start : start + count], self.pages, self._prompt if in_prompt else 1)
+
+    def preempt(self) -> None:
+        """Give the pages up."""
+        self.pages.release()
 
     def accept(self, logits: torch.Tensor) -> Step:
         """What follows from the logits ``[vocab]`` of the last span taken."""
-        if len(self.pending):
+        if self.waiting:
             return None
         try:
-            token = self.sampler.choose(logits)
+            token = self._sampler.choose(logits)
         except DeviceError as error:
             return error
-        self.pending = torch.tensor([token])
+        if self._known < len(self._tokens):
+            self._tokens[self._known] = token
+        self._known += 1
         return token
 
     def close(self) -> None:
-        self.cache = None
+        table, self.table = self.table, None
+        if table is not None:
+            table.close()
 
 
 class Stepper:
-    """Steps over several sequences: prompts and single tokens take turns.
+    """Steps over several sequences: a token each of those that decode, and a piece of the oldest prompts.
 
-    One prompt at a time, the oldest first, and in small pieces while others decode: nobody waits for more than one
-    piece between two tokens, and the first answers do not wait for the last prompts.
+    Pieces are small while others decode, so that nobody waits long for a token. Who is older is served first, and
+    when pages run short the youngest give theirs up: the oldest always comes to its end.
 
     Args:
-        forward: computes.
+        programs: compute.
 
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
-        self._prompt_was_last = False
-
-    def choose(self, sequences: Sequence[DecoderSequence]) -> list[DecoderSequence]:
-        """Those that the next step is for: one in its prompt, or all that are past theirs."""
-        prompts = [sequence for sequence in sequences if sequence.in_prompt]
-        decoding = [sequence for sequence in sequences if not sequence.in_prompt]
-        self._prompt_was_last = bool(prompts) and not (decoding and self._prompt_was_last)
-        return prompts[:1] if self._prompt_was_last else decoding
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
 
     def advance(self, sequences: Sequence[DecoderSequence], shared_chunk: int) -> list[Step]:
         """See :meth:`rowlock.bindings.device.Runtime.advance`.
 
         Args:
-            sequences: all that run.
+            sequences: all that run, the oldest first.
             shared_chunk: prompt tokens of one step while others decode.
 
         """
-        chosen = self.choose(sequences)
-        alone = all(sequence.in_prompt for sequence in sequences)
-        spans = [sequence.take(PROMPT_CHUNK if alone else shared_chunk) for sequence in chosen]
-        logits = self._forward(spans).cpu()  # tokens are chosen on the host
-        steps = {id(sequence): sequence.accept(row) for sequence, row in zip(chosen, logits, strict=True)}
+        decoding = any(sequence.waiting == 1 for sequence in sequences)
+        left = shared_chunk if decoding else PROMPT_CHUNK
+        spans: dict[int, Span] = {}
+        running = list(sequences)
+        for sequence in sequences:
+            alone = sequence.waiting == 1
+            if sequence not in running or not (alone or left):
+                continue
+            sequence.begin()
+            span = sequence.next_span(1 if alone else left)
+            if not _reserve(running, sequence, len(span.tokens)):
+                continue
+            left -= 0 if alone else len(span.tokens)
+            spans[id(sequence)] = span
+        chosen = [sequence for sequence in sequences if id(sequence) in spans]
+        steps: dict[int, Step] = {id(item): Preempted.PREEMPTED for item in sequences if item not in running}
+        if chosen:
+            logits = self._programs.forward([spans[id(sequence)] for sequence in chosen]).cpu()  # chosen on the host
+            steps |= {id(sequence): sequence.accept(row) for sequence, row in zip(chosen, logits, strict=True)}
         return [steps.get(id(sequence)) for sequence in sequences]
+
+
+def _reserve(running: list[DecoderSequence], sequence: DecoderSequence, count: int) -> bool:
+    """Have pages for the next tokens of one of those that run; the youngest give theirs up for it, itself at last."""
+    while True:
+        try:
+            sequence.pages.reserve(count)
+        except PagesShortError:
+            youngest = running.pop()
+            youngest.preempt()
+            if youngest is sequence:
+                return False
+        else:
+            return True
 
 
 class Sampler:

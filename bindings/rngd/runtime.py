@@ -8,7 +8,7 @@ from typing import Self, cast
 
 import torch
 
-from rowlock.bindings.device import Allocation, Counters, DeviceFault, Sampling, Step
+from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceFault, Sampling, Step
 from rowlock.bindings.device import Sequence as SequenceOnDevice
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.config import ModelConfig
@@ -77,6 +77,16 @@ class RngdRuntime:
         with as_device_error(DeviceFault.OUT_OF_MEMORY, f"K/V of {fitting} tokens"):
             keys_values = new_keys_values(self._config, variants[0], self._dtype).to(self._engine.torch_device)
         return RngdSequence(variants, self._inputs, self._execute, keys_values, prompt, sampling)
+
+    @property
+    def cache(self) -> CacheUse:
+        """Each sequence has K/V of its own."""
+        return CacheUse()
+
+    def has_room(self, tokens: int) -> bool:
+        """It has its K/V from the beginning."""
+        del tokens
+        return True
 
     def advance(self, sequences: list[SequenceOnDevice]) -> list[Step]:
         """One after another: the prepared programs are for one sequence."""

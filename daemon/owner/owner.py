@@ -330,7 +330,7 @@ class Owner:
             reason=core.reason,
             leases=core.scheduler.leases,
             requests_waiting=core.scheduler.waiting,
-            tokens=core.scheduler.tokens,
+            tokens=core.scheduler.served.tokens,
             drift=core.drift if core.resident else (),
             scrubbed=core.scrubbed,
         )

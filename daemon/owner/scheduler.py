@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from rowlock.bindings.device import DeviceError, Runtime, Sequence, Step
+from rowlock.bindings.device import DeviceError, DeviceFault, Preempted, Runtime, Sequence, Step
 from rowlock.daemon.owner.requests import GenerationRequest, Lease, Sink
 from rowlock.daemon.owner.resident import Resident
 from rowlock.v1.errors import OwnerError, Reason
 
 ACTIVE_MAX: Final = 8
 """Requests that decode at the same time."""
+SPARE_TOKENS: Final = 64
+"""Tokens by which a request should have room to grow when it is let in."""
 WAITING_MAX: Final = 256
 """Requests that wait for admission; past it they are refused."""
 
@@ -24,9 +26,28 @@ class _Active:
     lease: Lease
     sequence: Sequence
     eos: frozenset[int]
+    prompt: int
     left: int
     since: float
     computed: int = 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What was computed since the process started.
+
+    Attributes:
+        steps: of the model.
+        prompt_tokens: of admitted requests.
+        tokens: generated.
+        preemptions: requests that gave their pages up, to compute them again.
+
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,13 +67,14 @@ class LeaseHeld:
 
 
 class Scheduler:
-    """Runs requests on the resident model, one token of each at every step.
+    """Runs requests on the resident model, one token of each at every step; who came first is served first.
 
-    While admission is closed nothing new starts; what has started goes on to its end.
+    While admission is closed nothing new starts; what has started goes on to its end. A request that is preempted keeps
+    its lease, waits before all others, and may go on while admission is closed.
 
     Attributes:
         admitting: whether admission is open.
-        steps: of the model, taken so far.
+        served: what was computed so far.
 
     """
 
@@ -60,15 +82,20 @@ class Scheduler:
         self._monotonic = monotonic
         self._waiting: deque[GenerationRequest] = deque()
         self._active: list[_Active] = []
+        self._preempted: deque[_Active] = deque()
         self._admitting: GenerationRequest | None = None
         self.admitting = True
-        self.steps = 0
-        self.tokens = 0
-        """Computed for requests so far."""
+        self.served = Served()
+
+    @property
+    def steps(self) -> int:
+        """Of the model, taken so far."""
+        return self.served.steps
 
     @property
     def active(self) -> int:
-        return len(self._active)
+        """Requests that hold a lease, the preempted ones among them."""
+        return len(self._active) + len(self._preempted)
 
     @property
     def waiting(self) -> int:
@@ -76,7 +103,11 @@ class Scheduler:
 
     def runnable(self, resident: Resident | None) -> bool:
         """Whether a step would do anything."""
-        return bool(self._active) or bool(self._waiting and self.admitting and resident is not None)
+        if self._active or resident is None:
+            return bool(self._active)
+        if self._preempted:
+            return self._fits(self._preempted[0], resident.runtime)
+        return bool(self._waiting) and self.admitting
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -93,13 +124,12 @@ class Scheduler:
 
     def step(self, resident: Resident | None) -> None:
         """Admit what fits, then advance every active request by one step."""
-        while self.admitting and resident is not None and self._waiting and len(self._active) < ACTIVE_MAX:
-            self._admitting = self._waiting.popleft()
-            self._admit(self._admitting, resident)
-            self._admitting = None
         self._drop_hung_up()
-        if self._active and resident is not None:
-            self._advance(resident.runtime)
+        if resident is not None:
+            self._readmit(resident.runtime)
+            self._admit_waiting(resident)
+            if self._active:
+                self._advance(resident.runtime)
         self.check_integrity()
 
     def fail_all(self, error: Exception) -> None:
@@ -112,7 +142,7 @@ class Scheduler:
 
     def cancel_active(self, error: Exception) -> None:
         """End every running request with an error."""
-        for active in list(self._active):
+        for active in self._leased:
             self._end(active)
             active.request.sink.failed(error)
 
@@ -121,15 +151,20 @@ class Scheduler:
         """Who holds the resident weights."""
         now = self._monotonic()
         return tuple(
-            LeaseHeld(item.request.id, item.lease.generation, now - item.since, item.computed) for item in self._active
+            LeaseHeld(item.request.id, item.lease.generation, now - item.since, item.computed) for item in self._leased
         )
 
     @property
     def sinks(self) -> list[Sink]:
         """Of every request, active or waiting: for the one who has to fail them from outside."""
         admitting = [self._admitting.sink] if self._admitting else []
-        active = [item.request.sink for item in list(self._active)]
+        active = [item.request.sink for item in self._leased]
         return admitting + active + [item.sink for item in list(self._waiting)]
+
+    @property
+    def _leased(self) -> list[_Active]:
+        """The oldest first."""
+        return [*list(self._active), *list(self._preempted)]
 
     def _drop_cancelled(self) -> None:
         for request in [item for item in self._waiting if item.cancelled.is_set()]:
@@ -141,27 +176,55 @@ class Scheduler:
             self._waiting.popleft().sink.failed(error)
 
     def check_integrity(self) -> None:
-        assert len(self._active) <= ACTIVE_MAX
-        assert len({id(item.request) for item in self._active}) == len(self._active)
-        assert len({item.lease.generation for item in self._active}) <= 1, "two identities at once"
+        leased = self._leased
+        assert len(leased) <= ACTIVE_MAX
+        assert len({id(item.request) for item in leased}) == len(leased)
+        assert len({item.lease.generation for item in leased}) <= 1, "two identities at once"
 
-    def _admit(self, request: GenerationRequest, resident: Resident) -> None:
+    def _admit_waiting(self, resident: Resident) -> None:
+        """In their order, until one finds no room: none that came later is let in before it."""
+        room, ahead = True, 0
+        while room and self.admitting and self._waiting and self.active < ACTIVE_MAX and not self._preempted:
+            self._admitting = self._waiting.popleft()
+            let_in = len(self._active)
+            room = self._admit(self._admitting, resident, ahead)
+            if not room:
+                self._waiting.appendleft(self._admitting)
+            ahead += sum(_soon(item.prompt, item.left) for item in self._active[let_in:])
+            self._admitting = None
+
+    def _admit(self, request: GenerationRequest, resident: Resident, ahead: int) -> bool:
+        """Let a request in, or end it; False when there is no room for it beside ``ahead`` tokens that were let in."""
         if request.cancelled.is_set():
             request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
-            return
+            return True
         lease = Lease(resident.model.identity, resident.generation, resident.text)
         try:
             prompt, new = _prompt_tokens(request, resident)
+            if self._active and not resident.runtime.has_room(ahead + _soon(len(prompt), new)):
+                return False
             sequence = resident.runtime.open_sequence(prompt, request.sampling, len(prompt) + new)
         except Exception as error:  # noqa: BLE001 - this request fails, others go on
             request.sink.failed(_failure(error))
-            return
+            return True
         eos = frozenset() if request.ignore_eos else frozenset(resident.text.eos_tokens)
-        self._active.append(_Active(request, lease, sequence, eos, new, self._monotonic()))
+        now = self._monotonic()
+        self._active.append(_Active(request, lease, sequence, eos, len(prompt), new, now))
+        self.served = replace(self.served, prompt_tokens=self.served.prompt_tokens + len(prompt))
         request.sink.started(lease, len(prompt))
+        return True
+
+    def _readmit(self, runtime: Runtime) -> None:
+        """Those that gave their pages up go on, in their order, once there is room."""
+        while self._preempted and self._fits(self._preempted[0], runtime):
+            self._active.append(self._preempted.popleft())
+
+    @staticmethod
+    def _fits(active: _Active, runtime: Runtime) -> bool:
+        return runtime.has_room(_soon(active.prompt + active.computed, active.left))
 
     def _drop_hung_up(self) -> None:
-        for active in [item for item in self._active if item.request.cancelled.is_set()]:
+        for active in [item for item in self._leased if item.request.cancelled.is_set()]:
             self._end(active)
             active.request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
 
@@ -174,9 +237,14 @@ class Scheduler:
             self.cancel_active(_failure(error))
             return
         finally:
-            self.steps += 1
+            self.served = replace(self.served, steps=self.served.steps + 1)
         for active, step in zip(batch, steps, strict=True):
             self._take(active, step)
+        for active, step in reversed(list(zip(batch, steps, strict=True))):
+            if isinstance(step, Preempted):
+                self._active.remove(active)
+                self._preempted.appendleft(active)
+                self.served = replace(self.served, preemptions=self.served.preemptions + 1)
 
     def _take(self, active: _Active, step: Step) -> None:
         sink = active.request.sink
@@ -184,26 +252,33 @@ class Scheduler:
             self._end(active)
             sink.failed(_failure(step))
             return
-        if step is None:
+        if step is None or isinstance(step, Preempted):
             return
+        self.served = replace(self.served, tokens=self.served.tokens + 1)
         stopped = step in active.eos
         if not stopped:
             sink.token(step)
             active.left -= 1
             active.computed += 1
-            self.tokens += 1
         if stopped or active.left == 0:
             self._end(active)
             sink.finished(stopped=stopped)
 
     def _end(self, active: _Active) -> None:
         active.sequence.close()
-        self._active.remove(active)
+        (self._active if active in self._active else self._preempted).remove(active)
+
+
+def _soon(tokens: int, left: int) -> int:
+    """Tokens of a request that it should have room for when it is let in: else it would soon be preempted."""
+    return tokens + min(left, SPARE_TOKENS)
 
 
 def _failure(error: Exception) -> OwnerError:
     if isinstance(error, OwnerError):
         return error
+    if isinstance(error, DeviceError) and error.fault is DeviceFault.CAPACITY:
+        return OwnerError(Reason.CACHE_EXCEEDED, str(error))
     if isinstance(error, DeviceError):
         return OwnerError(Reason.DEVICE_FAILED, str(error))
     return OwnerError(Reason.INTERNAL, repr(error))

@@ -19,6 +19,7 @@ from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import (
     Allocation,
     Binding,
+    CacheUse,
     Counters,
     DeviceFacts,
     DeviceMemory,
@@ -195,6 +196,13 @@ class _WatchedRuntime:
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
         with self._boundary.call(Point.OPEN_SEQUENCE, f"{len(prompt)} tokens"):
             return self._inner.open_sequence(prompt, sampling, capacity)
+
+    @property
+    def cache(self) -> CacheUse:
+        return self._inner.cache
+
+    def has_room(self, tokens: int) -> bool:
+        return self._inner.has_room(tokens)
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         with self._boundary.call(Point.ADVANCE, f"{len(sequences)} sequences"):

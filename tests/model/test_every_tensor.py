@@ -21,7 +21,7 @@ TIED = sorted(info.name for info in random_tensors(TINY, 0))
 def logits(owner: OwnerHarness) -> torch.Tensor:
     """Bits of all logits ``[T, vocab]``, computed by the resident programs."""
     decoder = owner.core.resident.runtime._inner._decoder
-    result = decoder.forward([Span(TOKENS, decoder.new_cache(len(TOKENS)))], last_only=False)
+    result = decoder.forward([Span(TOKENS, decoder.new_table(len(TOKENS)))], last_only=False)
     return result.view(torch.int16).clone()
 
 

@@ -46,7 +46,7 @@ def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     """``[T, vocab]``."""
     decoder = runtime._decoder
     assert decoder is not None
-    return decoder.forward([Span(torch.tensor(tokens), decoder.new_cache(len(tokens)))], last_only=False)
+    return decoder.forward([Span(torch.tensor(tokens), decoder.new_table(len(tokens)))], last_only=False)
 
 
 def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:

@@ -20,7 +20,7 @@ import numpy as np
 from blake3 import blake3
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Step
+from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceFacts, Sampling, Step
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
 
@@ -275,6 +275,14 @@ class SimRuntime:
         assert self._live, "the runtime is closed"
         self._hook(self.memory.device, "open_sequence", "")
         return SimSequence(self.memory.device, prompt)
+
+    @property
+    def cache(self) -> CacheUse:
+        return CacheUse()
+
+    def has_room(self, tokens: int) -> bool:
+        del tokens
+        return True
 
     def advance(self, sequences: list[Any]) -> list[Step]:
         self._hook(self.memory.device, "advance", "")

@@ -13,10 +13,10 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from support.checkpoints import GEMMA3, QWEN3, TINY
 
 from rowlock.bindings.cpu.decode import NativeDecoder, supported
-from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, load_kernels
+from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, PagedRows, load_kernels
+from rowlock.bindings.model.cache.table import BlockTable, table_for_one
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Decoder, Span
-from rowlock.bindings.model.keys_values import KeysValues
 from rowlock.bindings.model.layout import build_layout
 
 ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
@@ -73,29 +73,50 @@ def pair(request: pytest.FixtureRequest, kernels: Kernels) -> tuple[Decoder, Nat
     return decoder, NativeDecoder(decoder, weights, kernels)
 
 
-def filled(decoder: Decoder, tokens: list[int]) -> KeysValues:
-    cache = decoder.new_cache(len(tokens) + 40)
+def new_table(decoder: Decoder, capacity: int, page_tokens: int = 4) -> BlockTable:
+    """With pages that lie anywhere."""
+    table = table_for_one(decoder.config, capacity, decoder.dtype, decoder.device, page_tokens)
+    for pages in table.pages:
+        random.Random(capacity).shuffle(pages)
+    return table
+
+
+def filled(decoder: Decoder, tokens: list[int], page_tokens: int = 4) -> BlockTable:
+    table = new_table(decoder, len(tokens) + 40, page_tokens)
     if tokens:
-        decoder.forward([Span(torch.tensor(tokens), cache)])
-    return cache
+        decoder.forward([Span(torch.tensor(tokens), table)])
+    return table
 
 
-def one(token: int, cache: KeysValues) -> Span:
-    return Span(torch.tensor([token]), cache)
+def one(token: int, table: BlockTable) -> Span:
+    return Span(torch.tensor([token]), table)
 
 
+def same_states(first: BlockTable, second: BlockTable) -> bool:
+    """Whether every layer holds the same K/V, in whatever pages."""
+    assert first.length == second.length
+    return all(
+        torch.equal(torch.stack(first.read(layer, first.length)), torch.stack(second.read(layer, second.length)))
+        for layer in range(len(first.cache.places))
+    )
+
+
+PAGES = [4, 48, 5000]
+"""Positions of a page; the longest is the whole context."""
+
+
+@pytest.mark.parametrize("page_tokens", PAGES)
 @pytest.mark.parametrize("past", [0, 1, 2, 3, 6, 7, 30, 510, 511, 512, 600])
-def test_logits_and_keys_and_values(pair: tuple[Decoder, NativeDecoder], past: int) -> None:
+def test_logits_and_keys_and_values(pair: tuple[Decoder, NativeDecoder], past: int, page_tokens: int) -> None:
     reference, native = pair
     source = random.Random(past)
     prompt = [source.randrange(257) for _ in range(past)]
-    first, second = filled(reference, prompt), filled(reference, prompt)
+    first, second = filled(reference, prompt), filled(reference, prompt, page_tokens)
     for _ in range(4):
         token = source.randrange(257)
         assert torch.equal(native.forward([one(token, second)]), reference.forward([one(token, first)]))
     assert first.length == second.length == past + 4
-    taken = slice(0, first.length)
-    assert torch.equal(first.states[..., taken, :], second.states[..., taken, :])
+    assert same_states(first, second)
 
 
 def test_what_a_sequence_gets_does_not_depend_on_the_batch(pair: tuple[Decoder, NativeDecoder]) -> None:
@@ -115,12 +136,12 @@ def test_a_prompt_however_it_is_cut(pair: tuple[Decoder, NativeDecoder], length:
     reference, native = pair
     source = random.Random(length)
     prompt = torch.tensor([source.randrange(257) for _ in range(length)])
-    first, second = reference.new_cache(length), reference.new_cache(length)
+    first, second = new_table(reference, length), new_table(reference, length, 32)
     expected = reference.forward([Span(prompt, first)])
     for piece in prompt.split({"whole": length, "odd": 7 + length // 10, "small": 1 + length // 50}[pieces]):
         logits = native.forward([Span(piece, second, length)])
     assert torch.equal(logits, expected)
-    assert torch.equal(first.states, second.states)
+    assert same_states(first, second)
 
 
 def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> None:
@@ -128,12 +149,12 @@ def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> No
     prompt = torch.tensor([4, 5, 6])
     expected = [
         reference.forward([one(3, filled(reference, [8, 9]))]),
-        reference.forward([Span(prompt, reference.new_cache(10))]),
+        reference.forward([Span(prompt, new_table(reference, 10))]),
         reference.forward([one(7, filled(reference, [1]))]),
     ]
     spans = [
         one(3, filled(reference, [8, 9])),
-        Span(prompt, reference.new_cache(10), len(prompt)),
+        Span(prompt, new_table(reference, 10), len(prompt)),
         one(7, filled(reference, [1])),
     ]
     assert torch.equal(native.forward(spans), torch.cat(expected))
@@ -153,11 +174,28 @@ def attended(
     count, heads, head_dim = query.shape
     out = torch.empty_like(query)
     stride = heads * head_dim
-    kernels.library.attend(
-        AttentionRows(first, count, prompt, window, scale or head_dim**-0.5), heads, head_dim, query.data_ptr(),
-        stride, keys.data_ptr(), values.data_ptr(), out.data_ptr(), stride,
-    )  # fmt: skip
+    for page_tokens in (5, 32):
+        pages, table = paged(keys, values, page_tokens)
+        states = PagedRows(pages.data_ptr(), table.data_ptr(), pages[0, 0].numel(), page_tokens, pages[0].numel())
+        found, out = out, torch.empty_like(query)
+        kernels.library.attend(
+            AttentionRows(first, count, prompt, window, scale or head_dim**-0.5), heads, head_dim, query.data_ptr(),
+            stride, states, out.data_ptr(), stride,
+        )  # fmt: skip
+        assert page_tokens == 5 or torch.equal(found, out), "where the pages lie and end changes nothing"
     return out
+
+
+def paged(keys: torch.Tensor, values: torch.Tensor, page_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages ``[pages, 2, page_tokens, head_dim]`` in any order, and the page of each run of positions."""
+    count = -(-len(keys) // page_tokens)
+    table = torch.randperm(count, generator=torch.Generator().manual_seed(count)).int()
+    pages = torch.full((count, 2, page_tokens, keys.shape[1]), torch.nan, dtype=torch.bfloat16)
+    for index, page in enumerate(table):
+        for which, states in enumerate((keys, values)):
+            part = states[index * page_tokens : (index + 1) * page_tokens]
+            pages[page, which, : len(part)] = part
+    return pages, table
 
 
 def random_states(positions: int, count: int, heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:

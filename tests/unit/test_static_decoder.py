@@ -76,7 +76,7 @@ def test_logits_are_those_of_the_resident_decoder(changes: dict[str, Any], lengt
     config, weights = model(**changes)
     tokens = [(7 * index) % 250 for index in range(21)]
     decoder = Decoder(config, weights)
-    expected = decoder.forward([Span(torch.tensor(tokens), decoder.new_cache(40))])[0]
+    expected = decoder.forward([Span(torch.tensor(tokens), decoder.new_table(40))])[0]
     found = run(config, weights, lengths, tokens)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert found.argmax() == expected.argmax()

@@ -2,8 +2,8 @@
  *
  * torch takes queries in blocks of 32, 64 or 256, and keys in blocks of 512, with a running maximum; hidden keys
  * of a block count where they decide in which order the others are added. Those in front of a window add exactly
- * nothing, and are not looked at: where they lay there may be something else by now. Source of that order, and of the exponential:
- * aten/src/ATen/native/cpu/FlashAttentionKernel.cpp and ATen/cpu/vec/vec256 (PyTorch 2.13). The order of the additions
+ * nothing, and are not looked at: where they lay there may be something else by now. Source of that order, and of the
+ * exponential: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp and ATen/cpu/vec/vec256 (PyTorch 2.13). The order of the additions
  * in the two products is what its library's bfloat16 product does, which differs for few queries or keys.
  */
 #include "attention.h"
@@ -52,25 +52,46 @@ typedef struct {
   long from, stop;
 } sight;
 
-/* Of one query among several: the block's last keys, past a multiple of 4, are apart. */
-INLINE void scores_of_few(const uint16_t *query, const uint16_t *keys, sight see, long block, long head_dim,
-                          float *scores) {
-  long fours = block == 1 ? 1 : block - block % 4;
-  for (long at = see.from; at < see.stop; at++) {
-    const uint16_t *key = keys + at * head_dim;
-    scores[at] = at < fours ? score_by_four(query, key, head_dim) : score_by_eight(query, key, head_dim);
+/* Where keys and values are: those of positions `origin` on, counted from it. */
+typedef struct {
+  const paged_rows *states;
+  long origin, head_dim;
+} view;
+
+/* Where the keys and values of one block lie, as far as they are seen. */
+typedef struct {
+  const uint16_t *keys[BLOCK], *values[BLOCK];
+} block_rows;
+
+INLINE void find_rows(view from, long first, sight see, block_rows *rows) {
+  const paged_rows *states = from.states;
+  for (long at = see.from; at < see.stop;) {
+    long position = from.origin + first + at, offset = position % states->page_tokens;
+    long stop = at + states->page_tokens - offset < see.stop ? at + states->page_tokens - offset : see.stop;
+    const uint16_t *key = states->keys + states->table[position / states->page_tokens] * states->page_stride;
+    for (key += offset * from.head_dim; at < stop; at++, key += from.head_dim)
+      rows->keys[at] = key, rows->values[at] = key + states->values;
   }
 }
 
+/* Of one query among several: the block's last keys, past a multiple of 4, are apart. */
+INLINE void scores_of_few(const uint16_t *query, const uint16_t *const *keys, sight see, long block, long head_dim,
+                          float *scores) {
+  long fours = block == 1 ? 1 : block - block % 4;
+  for (long at = see.from; at < see.stop; at++)
+    scores[at] = at < fours ? score_by_four(query, keys[at], head_dim) : score_by_eight(query, keys[at], head_dim);
+}
+
 /* For several: one sum along each part of head_dim. Eight queries `packed` [head_dim][8] with eight keys at a time. */
-INLINE void scores_of_tile(const float *packed, const uint16_t *keys, sight see, long head_dim, float *scores) {
+INLINE void scores_of_tile(const float *packed, const uint16_t *const *keys, sight see, long head_dim,
+                           float *scores) {
   long part = head_dim <= PART ? head_dim : head_dim / 2;
   float wide[LANES][HEAD_DIM_MAX];
   for (long first = see.from; first < see.stop; first += LANES) {
     long last = see.stop - first < LANES ? see.stop - first - 1 : LANES - 1;
     for (long key = 0; key < LANES; key++)
       for (long at = 0; at < head_dim; at += LANES)
-        store(wide[key] + at, widen(keys + (first + (key < last ? key : last)) * head_dim + at));
+        store(wide[key] + at, widen(keys[first + (key < last ? key : last)] + at));
     floats sums[LANES] = {{0}};
     for (long start = 0; start < head_dim; start += part) {
       floats a = {0}, b = a, c = a, d = a, e = a, f = a, g = a, h = a;
@@ -113,32 +134,33 @@ INLINE float exponentials(float *scores, sight see, long count, float maximum) {
 }
 
 /* Adds weights times values, for one query: four positions at a time, (0 + 2) + (1 + 3); what is left, last first. */
-INLINE floats weigh_fours(floats sum, const float *weights, const uint16_t *from, sight see, long head_dim) {
+INLINE floats weigh_fours(floats sum, const float *weights, const uint16_t *const *rows, long lane, sight see) {
   long whole = see.stop - see.stop % 4, at = see.from - see.from % 4;
   for (; at < whole; at += 4) {
     const uint16_t *four[4]; /* what is not seen weighs nothing: any other finite value will do for it */
-    for (long i = 0; i < 4; i++) four[i] = from + (at + i < see.from ? see.from : at + i) * head_dim;
+    for (long i = 0; i < 4; i++) four[i] = rows[at + i < see.from ? see.from : at + i] + lane;
     floats even = widen(four[0]) * weights[at], odd = widen(four[1]) * weights[at + 1];
     even += widen(four[2]) * weights[at + 2];
     odd += widen(four[3]) * weights[at + 3];
     sum += even + odd;
   }
-  for (at = see.stop - 1; at >= whole && at >= see.from; at--) sum += widen(from + at * head_dim) * weights[at];
+  for (at = see.stop - 1; at >= whole && at >= see.from; at--) sum += widen(rows[at] + lane) * weights[at];
   return sum;
 }
 
-INLINE floats weigh_run(floats sum, const float *weights, const uint16_t *from, long first, long stop, long head_dim) {
-  for (long at = first; at < stop; at++) sum += widen(from + at * head_dim) * weights[at];
+INLINE floats weigh_run(floats sum, const float *weights, const uint16_t *const *rows, long lane, sight see) {
+  for (long at = see.from; at < see.stop; at++) sum += widen(rows[at] + lane) * weights[at];
   return sum;
 }
 
 /* For four and more queries: in parts of at most 192 of the block's keys. */
-INLINE floats weigh_parts(floats sum, const float *weights, const uint16_t *from, sight see, long keys, long head_dim) {
+INLINE floats weigh_parts(floats sum, const float *weights, const uint16_t *const *rows, long lane, sight see,
+                          long keys) {
   long part = keys <= PART ? keys : keys <= 2 * PART ? keys / 2 : PART;
   for (long first = 0, index = 0; first < see.stop; index++) {
     long stop = index == 2 ? keys : first + part;
-    sum += weigh_run(all(0), weights, from, first > see.from ? first : see.from, stop < see.stop ? stop : see.stop,
-                     head_dim);
+    sight own = {first > see.from ? first : see.from, stop < see.stop ? stop : see.stop};
+    sum += weigh_run(all(0), weights, rows, lane, own);
     first = stop;
   }
   return sum;
@@ -149,8 +171,8 @@ typedef struct {
 } running;
 
 /* One query meets one block of `keys`, some of which it sees. */
-INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t *values, long head_dim, long queries,
-                 float scale, int first) {
+INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t *const *values, long head_dim,
+                 long queries, float scale, int first) {
   float highest = r->maximum;
   for (long at = see.from - see.from % (2 * LANES); at < see.from; at++) scores[at] = -INFINITY;
   for (long at = see.from; at < see.stop; at++) {
@@ -163,11 +185,10 @@ INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t
   r->maximum = highest;
   for (long lane = 0; lane < head_dim; lane += LANES) {
     floats sum = load(r->sums + lane);
-    const uint16_t *from = values + lane;
     if (!first) sum *= shrink;
-    if (queries == 1) sum = weigh_fours(sum, scores, from, see, head_dim);
-    else if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, from, see.from, see.stop, head_dim);
-    else sum = weigh_parts(sum, scores, from, see, keys, head_dim);
+    if (queries == 1) sum = weigh_fours(sum, scores, values, lane, see);
+    else if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, values, lane, see);
+    else sum = weigh_parts(sum, scores, values, lane, see, keys);
     store(r->sums + lane, sum);
   }
 }
@@ -190,18 +211,19 @@ INLINE sight within(sight see, long first, long block) {
 }
 
 /* The only query of its block; no key lies behind what it sees. */
-static SIMD void attend_alone(const uint16_t *query, const uint16_t *keys, const uint16_t *values, uint16_t *out,
-                              sight see, long head_dim, float scale) {
+static SIMD void attend_alone(const uint16_t *query, view from, uint16_t *out, sight see, float scale) {
   float scores[BLOCK];
+  block_rows rows;
+  long head_dim = from.head_dim;
   running r;
   begin(&r);
   long start = see.from - see.from % BLOCK;
   for (long first = start; first < see.stop; first += BLOCK) {
     long block = see.stop - first < BLOCK ? see.stop - first : BLOCK;
     sight own = within(see, first, block);
-    for (long at = own.from; at < block; at++)
-      scores[at] = score_by_four(query, keys + (first + at) * head_dim, head_dim);
-    meet(&r, scores, own, block, values + first * head_dim, head_dim, 1, scale, first == start);
+    find_rows(from, first, own, &rows);
+    for (long at = own.from; at < block; at++) scores[at] = score_by_four(query, rows.keys[at], head_dim);
+    meet(&r, scores, own, block, rows.values, head_dim, 1, scale, first == start);
   }
   finish(&r, out, head_dim);
 }
@@ -213,8 +235,9 @@ typedef struct {
 } tile_row;
 
 /* Up to eight of the `queries` of one block; there are `end` keys. */
-static SIMD void attend_tile(const tile_row *rows, long count, const uint16_t *keys, const uint16_t *values, long end,
-                             long queries, long head_dim, float scale) {
+static SIMD void attend_tile(const tile_row *rows, long count, view from, long end, long queries, float scale) {
+  long head_dim = from.head_dim;
+  block_rows found;
   float packed[HEAD_DIM_MAX * LANES], scores[LANES * BLOCK];
   running r[LANES];
   sight widest = rows->see;
@@ -228,13 +251,14 @@ static SIMD void attend_tile(const tile_row *rows, long count, const uint16_t *k
   for (long first = widest.from - widest.from % BLOCK; first < widest.stop; first += BLOCK) {
     long block = end - first < BLOCK ? end - first : BLOCK;
     int few = queries < FEW_QUERIES || block < FEW_KEYS;
-    if (!few) scores_of_tile(packed, keys + first * head_dim, within(widest, first, block), head_dim, scores);
+    sight any = within(widest, first, block);
+    find_rows(from, first, any, &found);
+    if (!few) scores_of_tile(packed, found.keys, any, head_dim, scores);
     for (long i = 0; i < count; i++) {
       sight own = within(rows[i].see, first, block);
       if (own.from >= own.stop) continue;
-      if (few) scores_of_few(rows[i].query, keys + first * head_dim, own, block, head_dim, scores + i * BLOCK);
-      meet(r + i, scores + i * BLOCK, own, block, values + first * head_dim, head_dim, queries, scale,
-           r[i].maximum == -INFINITY);
+      if (few) scores_of_few(rows[i].query, found.keys, own, block, head_dim, scores + i * BLOCK);
+      meet(r + i, scores + i * BLOCK, own, block, found.values, head_dim, queries, scale, r[i].maximum == -INFINITY);
     }
   }
   for (long i = 0; i < count; i++) finish(r + i, rows[i].out, head_dim);
@@ -243,33 +267,33 @@ static SIMD void attend_tile(const tile_row *rows, long count, const uint16_t *k
 /* A token that is not of a prompt, for all query heads of its K/V head. Once the window is full, torch is asked for
  * the heads as if they were positions, and for the keys in the window only. */
 static SIMD void attend_next(long position, attention_rows rows, long group, long head_dim, const uint16_t *queries,
-                             const uint16_t *keys, const uint16_t *values, uint16_t *out) {
+                             const paged_rows *states, uint16_t *out) {
   int full = rows.window && position + 1 >= rows.window;
   long origin = full ? position + 1 - rows.window : 0;
   sight all_of_it = {0, position + 1 - origin};
-  keys += origin * head_dim;
-  values += origin * head_dim;
+  view from = {states, origin, head_dim};
   tile_row tile[LANES];
   for (long head = 0, filled = 0; head < group; head++) {
     const uint16_t *query = queries + head * head_dim;
     if (!full || group == 1) {
-      attend_alone(query, keys, values, out + head * head_dim, all_of_it, head_dim, rows.scale);
+      attend_alone(query, from, out + head * head_dim, all_of_it, rows.scale);
       continue;
     }
     tile[filled++] = (tile_row){query, out + head * head_dim, all_of_it};
     if (filled < LANES && head < group - 1) continue;
-    attend_tile(tile, filled, keys, values, all_of_it.stop, group, head_dim, rows.scale);
+    attend_tile(tile, filled, from, all_of_it.stop, group, rows.scale);
     filled = 0;
   }
 }
 
 SIMD void attend(attention_rows rows, long group, long head_dim, const uint16_t *queries, long query_stride,
-                 const uint16_t *keys, const uint16_t *values, uint16_t *out, long out_stride) {
+                 const paged_rows *states, uint16_t *out, long out_stride) {
   long span = rows.prompt >= 768 ? 256 : rows.prompt >= 192 ? 64 : 32;
+  view from = {states, 0, head_dim};
   tile_row tile[LANES];
   if (rows.prompt == 1) {
     for (long at = 0; at < rows.count; at++)
-      attend_next(rows.first + at, rows, group, head_dim, queries + at * query_stride, keys, values,
+      attend_next(rows.first + at, rows, group, head_dim, queries + at * query_stride, states,
                   out + at * out_stride);
     return;
   }
@@ -284,12 +308,12 @@ SIMD void attend(attention_rows rows, long group, long head_dim, const uint16_t 
         sight see = {0, rows.first + at + 1};
         if (rows.window && see.stop > rows.window) see.from = see.stop - rows.window;
         if (stop - start == 1) {
-          attend_alone(query, keys, values, to, see, head_dim, rows.scale);
+          attend_alone(query, from, to, see, rows.scale);
           continue;
         }
         tile[filled++] = (tile_row){query, to, see};
         if (filled == LANES || (at == next - 1 && head == group - 1)) {
-          attend_tile(tile, filled, keys, values, rows.prompt, stop - start, head_dim, rows.scale);
+          attend_tile(tile, filled, from, rows.prompt, stop - start, rows.scale);
           filled = 0;
         }
       }

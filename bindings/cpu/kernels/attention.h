@@ -16,9 +16,18 @@ typedef struct {
   float scale;       /* of the products of queries and keys */
 } attention_rows;
 
-/* queries [count][group][head_dim], `query_stride` values from one position to the next; keys and values
- * [positions][head_dim], those of the new rows included -> out, laid out like the queries with `out_stride`.
- * All bfloat16. head_dim is a multiple of 8, at most 256; a group has at most 32. Keys and values in front of
- * every window are not read. */
+/* Keys and values of one head, in pages. Position p has its key, [head_dim] values, at
+ * keys + table[p / page_tokens] * page_stride + p % page_tokens * head_dim, and its value `values` behind that.
+ */
+typedef struct {
+  const uint16_t *keys;
+  const int32_t *table;
+  long values, page_tokens, page_stride;
+} paged_rows;
+
+/* queries [count][group][head_dim], `query_stride` values from one position to the next; keys and values of all
+ * positions, those of the new rows included -> out, laid out like the queries with `out_stride`.
+ * All bfloat16. head_dim is a multiple of 8, at most 256; a group has at most 32. Keys and values in
+ * front of every window are not read. */
 void attend(attention_rows rows, long group, long head_dim, const uint16_t *queries, long query_stride,
-            const uint16_t *keys, const uint16_t *values, uint16_t *out, long out_stride);
+            const paged_rows *states, uint16_t *out, long out_stride);

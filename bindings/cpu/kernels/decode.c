@@ -122,8 +122,16 @@ typedef struct {
   long layer;
 } attention;
 
-static uint16_t *head_states(const decoder *m, const decoder_sequence *s, long layer, long which, long head) {
-  return s->states + (((layer * 2 + which) * m->kv_heads + head) * s->capacity) * m->head_dim;
+/* Where the K/V of one head lies. */
+static paged_rows head_rows(const decoder *m, const decoder_sequence *s, long layer, long head) {
+  const layer_pages *pages = s->layers + layer;
+  long rows = s->page_tokens * m->head_dim, half = m->kv_heads * rows;
+  return (paged_rows){pages->pages + head * rows, s->tables[pages->group], half, s->page_tokens, 2 * half};
+}
+
+static uint16_t *key_row(const paged_rows *states, long position, long head_dim) {
+  return (uint16_t *)states->keys + states->table[position / states->page_tokens] * states->page_stride +
+         position % states->page_tokens * head_dim;
 }
 
 /* One K/V head of one sequence: its new positions join, then their query heads look. */
@@ -136,16 +144,17 @@ static void attend_head(const void *job, long index) {
   long head = index % m->kv_heads, group = m->heads / m->kv_heads, size = m->head_dim, stride = qkv_rows(m), row = 0;
   for (const decoder_sequence *earlier = a->sequences; earlier < s; earlier++) row += earlier->count;
   uint16_t *queries = a->work->qkv + row * stride + head * group * size;
-  uint16_t *keys = head_states(m, s, a->layer, 0, head), *values = head_states(m, s, a->layer, 1, head);
+  paged_rows states = head_rows(m, s, a->layer, head);
   for (long at = 0; at < s->count; at++) {
     uint16_t *key = a->work->qkv + (row + at) * stride + (m->heads + head) * size, *value = key + m->kv_heads * size;
     turn(m, key, layer->k_norm, r, at);
-    memcpy(keys + (s->length + at) * size, key, (size_t)size * 2);
-    memcpy(values + (s->length + at) * size, value, (size_t)size * 2);
+    uint16_t *kept = key_row(&states, s->length + at, size);
+    memcpy(kept, key, (size_t)size * 2);
+    memcpy(kept + states.values, value, (size_t)size * 2);
     for (long q = 0; q < group; q++) turn(m, queries + at * stride + q * size, layer->q_norm, r, at);
   }
   attention_rows rows = {s->length, s->count, s->prompt, layer->window, m->query_scale};
-  attend(rows, group, size, queries, stride, keys, values, a->work->attended + (row * m->heads + head * group) * size,
+  attend(rows, group, size, queries, stride, &states, a->work->attended + (row * m->heads + head * group) * size,
          m->heads * size);
 }
 

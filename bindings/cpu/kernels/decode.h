@@ -28,10 +28,17 @@ typedef struct {
   const uint16_t *cosine, *sine; /* [count][head_dim], of the new tokens' positions */
 } rotation;
 
-/* New tokens of a sequence, and its K/V: bfloat16 [layers][2][kv_heads][capacity][head_dim]. */
+/* The pages of one layer, bfloat16 [pages][2][kv_heads][page_tokens][head_dim], and whose block table leads to them. */
 typedef struct {
-  uint16_t *states;
-  long capacity, length;         /* positions that there is room for, and that are taken */
+  uint16_t *pages;
+  long group;
+} layer_pages;
+
+/* New tokens of a sequence, and where its K/V lies. */
+typedef struct {
+  const layer_pages *layers;     /* [layers] */
+  const int32_t *const *tables;  /* [groups]: the page of each page_tokens positions */
+  long page_tokens, length;      /* positions of a page; positions that are taken */
   long prompt;                   /* see attention_rows */
   long count;                    /* new tokens, behind `length` */
   const int64_t *tokens;         /* [count] */

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     """Why a call was refused, or why a transition did not publish."""
 
     ARGUMENT_INVALID = "ARGUMENT_INVALID"
+    CACHE_EXCEEDED = "CACHE_EXCEEDED"
     CANCELLED = "CANCELLED"
     CONTEXT_EXCEEDED = "CONTEXT_EXCEEDED"
     DEADLINE_PASSED = "DEADLINE_PASSED"
@@ -94,6 +95,9 @@ _REFUSED, _NOTHING_WRITTEN = 3, 9
 
 REASONS: Final[dict[Reason, ReasonInfo]] = {
     Reason.ARGUMENT_INVALID: ReasonInfo(_CODE.INVALID_ARGUMENT, 2, "correct the named field"),
+    Reason.CACHE_EXCEEDED: ReasonInfo(
+        _CODE.INVALID_ARGUMENT, _REFUSED, "ask for less, or give the owner more `serving.cache_bytes`"
+    ),
     Reason.CANCELLED: ReasonInfo(_CODE.CANCELLED, _NOTHING_WRITTEN, "nothing was written; start it again when ready"),
     Reason.CONTEXT_EXCEEDED: ReasonInfo(
         _CODE.INVALID_ARGUMENT, _REFUSED, "shorten the prompt, or ask for fewer tokens"

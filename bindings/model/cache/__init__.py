@@ -1,0 +1,1 @@
+"""Keys and values of running sequences, in pages that they share."""

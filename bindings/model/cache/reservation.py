@@ -1,0 +1,96 @@
+"""Pages for K/V that somebody else computes: nobody sees them before all of it is there.
+
+::
+
+    reserve ──> write, write, ... ──> admit       the table is a sequence whose prompt is computed
+                                 ├──> release     the pages can be used again
+                                 └──> quarantine  a copy may still be writing: they are never used again
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rowlock.bindings.model.cache.paged import PagedCache
+from rowlock.bindings.model.cache.table import BlockTable
+
+
+class Reservation:
+    """Private pages for the K/V of one prompt.
+
+    Its table is nobody's, and no page of it is kept for other prompts, until it is admitted. What is known of the
+    prompt is taken over and not written again: K/V is wanted from ``first`` on only.
+
+    Args:
+        cache: whose pages it takes.
+        prompt: tokens, int64.
+        capacity: tokens that the sequence may grow to.
+        settled: see :meth:`BlockTable.begin`.
+
+    Attributes:
+        first: the first position that K/V is wanted of.
+
+    Raises:
+        PagesShortError: there are not enough pages now. It holds none then.
+
+    """
+
+    def __init__(self, cache: PagedCache, prompt: NDArray[np.int64], capacity: int, settled: int) -> None:
+        table = BlockTable(cache, capacity)
+        self._table: BlockTable | None = table
+        self._prompt = len(prompt)
+        try:
+            table.begin(prompt, settled)
+            self.first = table.length
+            table.reserve_whole(len(prompt))
+        except BaseException:
+            table.close()
+            raise
+
+    def wanted(self, layer: int) -> range:
+        """The positions of a layer that K/V is wanted of: of a layer with a window, what the next token looks at."""
+        cache = self._open().cache
+        group = cache.geometry.groups[cache.places[layer][0]]
+        return range(max(self.first, group.first_needed(self._prompt)), self._prompt)
+
+    def write(self, layer: int, first: int, states: torch.Tensor) -> None:
+        """Put K/V ``[2, kv_heads, T, head_dim]`` of a layer at positions ``first`` on.
+
+        Raises:
+            ValueError: they are not all wanted, or of another shape or dtype. Nothing was written.
+
+        """
+        table, wanted = self._open(), self.wanted(layer)
+        pages = table.cache.groups[table.cache.places[layer][0]].states
+        _, _, two, heads, _, size = pages.shape
+        if states.dim() != 4 or (two, heads, size) != (states.shape[0], states.shape[1], states.shape[3]):
+            raise ValueError(f"K/V of shape {list(states.shape)}, wanted [{two}, {heads}, T, {size}]")
+        if states.dtype != pages.dtype:
+            raise ValueError(f"K/V of dtype {states.dtype}, wanted {pages.dtype}")
+        stop = first + states.shape[2]
+        if not wanted.start <= first < stop <= wanted.stop:
+            raise ValueError(f"K/V of positions {first} to {stop}, wanted {wanted.start} to {wanted.stop}")
+        table.write(layer, first, states)
+
+    def admit(self) -> BlockTable:
+        """All of it is there: the table of a sequence that has computed its prompt. The caller closes it."""
+        table, self._table = self._open(), None
+        table.advance(self._prompt - self.first)
+        return table
+
+    def release(self) -> None:
+        """Give the pages back; nothing writes to them any more. Idempotent."""
+        table, self._table = self._table, None
+        if table is not None:
+            table.close()
+
+    def quarantine(self) -> None:
+        """Give up the pages that were written to: it is not known whether something still writes to them."""
+        table, self._table = self._open(), None
+        table.abandon(self.first)
+
+    def _open(self) -> BlockTable:
+        assert self._table is not None, "the reservation has ended"
+        return self._table
