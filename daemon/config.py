@@ -172,7 +172,7 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
     "drift": {
         "policy": Key(
             _choice("report", "repair", "quarantine"),
-            "what follows when resident bytes are found not to be those of the published identity",
+            "what follows when resident bytes are found not to be those of the published identity: repair if not set",
         ),
         "scrub_share": Key(_share, "share of time, below 1, in which an idle owner reads its model back; 0: never"),
     },
@@ -320,7 +320,7 @@ def _options(transition: Mapping[str, Any]) -> Options:
 
 
 def _upkeep(drift: Mapping[str, Any]) -> Upkeep:
-    return Upkeep(DriftPolicy(drift.get("policy", "report").upper()), drift.get("scrub_share", 0.0))
+    return Upkeep(DriftPolicy(drift.get("policy", "repair").upper()), drift.get("scrub_share", 0.0))
 
 
 def _tls(values: Mapping[str, Any] | None) -> TlsSettings | None:

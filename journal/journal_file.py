@@ -142,7 +142,9 @@ class JournalFile:
 
     def _open(self) -> Database:
         db = Database(self._connect(self.path), execute_plugins=False)
-        db.execute("PRAGMA journal_mode = WAL")
+        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise JournalError(f"{self.path}: SQLite cannot use a write-ahead log here; its directory may be failing")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         return db

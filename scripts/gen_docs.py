@@ -131,6 +131,8 @@ def faults() -> str:
         "this table; `make faults FAULTS=--write` writes it anew, a test run never does. The journal, the files and the owner are the",
         "real ones, the disk and the device are simulated (see [invariants.md](invariants.md)).",
         "",
+        "- `open_new`, `open_stopped`, `open_killed`, `open_older`: the journal is opened by a starting owner, where there is none,",
+        "  one that was closed, one with a write-ahead log, one of the first version. A refusal names the file, and changes no history.",
         "- The outcome says how the transition ended and with which reason, what is served then, and what after a restart",
         "  without the fault. `refused` comes before anything was begun; `the owner thread is given up`: the watchdog fired.",
         "- `always`: from then on, every time. `device lost`: from then on every device call fails. `journal lost`: from then on",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, TypeVar
 
+from rowlock.bindings.checkpoint.manifest import TensorManifest
 from rowlock.bindings.device import Binding, Runtime
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.images import Comparer
@@ -53,6 +54,7 @@ class Core:
         changed: publishes a new view; called after any of the fields below it changes.
         launch: runs a further job.
         is_open: whether a transition is open.
+        heed: does what policy wants of what was read back of some tensors of a model.
         resident: the published model, or None.
         writing: an exclusive section runs.
         quarantined: why the device's content cannot be proved, or empty.
@@ -75,6 +77,7 @@ class Core:
     changed: Callable[[], None]
     launch: Callable[[Steps[None]], None]
     is_open: Callable[[], bool]
+    heed: Callable[[Resident, Mapping[str, TensorManifest]], Steps[None]]
     resident: Resident | None = None
     writing: bool = False
     quarantined: str = ""

@@ -1,11 +1,11 @@
 """Drift: resident bytes that are not those of the published identity, and what is done about it.
 
-Found by a verification or by the scrub. It is always reported: in the owner's view, in the
-log, and as a signed event of the journal. Then, by policy::
+Found by a verification, by the scrub, or after a publish that read only groups back. It is always reported: in the
+owner's view, in the log, and as a signed event of the journal. Then, by policy::
 
-    report       the owner goes on as it is, and says so
     repair       a transition to the identity that should be there; if it cannot be had, the
                  model is withdrawn: nothing is served that is not what it says it is
+    report       the owner goes on as it is, and says so
     quarantine   nothing is served, nothing is replaced
 """
 
@@ -52,7 +52,7 @@ class Upkeep:
 
     """
 
-    policy: DriftPolicy = DriftPolicy.REPORT
+    policy: DriftPolicy = DriftPolicy.REPAIR
     scrub_share: float = 0.0
 
 

@@ -273,7 +273,7 @@ class InPlace(Transit):
     def _scrub(self) -> Steps[None]:
         """After a publish that read only groups back: read the touched parents, while requests go on.
 
-        What is not as published is not served: the model is withdrawn.
+        What is not as published is drift, and policy says what follows.
         """
         core, resident, parents = self.core, self.core.resident, self.parents
         assert resident is not None
@@ -282,10 +282,7 @@ class InPlace(Transit):
             found = yield from read_digests(core, resident, parents, serving=True)
             drift = drift_of(found, resident.model.manifest)
             result = f"drift: {drift[0][0]} from row {drift[0][1]} on" if drift else "ok"
-            if drift:
-                yield from core.until_closed()
-            if drift and core.resident is resident:
-                core.withdraw(resident, OwnerError(Reason.DRIFT, f"found after the publish: {result}"))
+            yield from core.heed(resident, found)
         except CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the transition is over; this is recorded

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final
 
+from rowlock.bindings.checkpoint.manifest import TensorManifest
 from rowlock.bindings.device import Binding, DeviceFacts
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
@@ -20,6 +21,7 @@ from rowlock.daemon.owner.mailbox import Command, Mailbox, Promises
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.pushing import PushedRows, target_of_push
 from rowlock.daemon.owner.requests import GenerationRequest
+from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.scrub import Scrub
 from rowlock.daemon.owner.stage import Stager
@@ -73,6 +75,7 @@ class Owner:
             changed=self._swap_view,
             launch=self._launch,
             is_open=lambda: bool(self._transitions.open_id),
+            heed=self._heed,
         )
         self._upkeep = upkeep or Upkeep()
         self._transitions = Transitions(self._core, self._jobs, self._promises, lambda: self.view)
@@ -301,6 +304,9 @@ class Owner:
         assert resident is not None
         self._launch(self._keeper.heed(resident, result.found))
         return result
+
+    def _heed(self, resident: Resident, found: Mapping[str, TensorManifest]) -> Steps[None]:
+        return self._keeper.heed(resident, found)
 
     def _is_idle(self) -> bool:
         scheduler = self._core.scheduler

@@ -27,6 +27,7 @@ from rowlock.v1.errors import OwnerError
 from sim.device import Device
 from sim.facts import Facts
 from sim.laws import Watch, check_recovered, law_1_ready_is_proved
+from sim.openings import OPENINGS, opening_rows
 from sim.process import EndedError, Process, SimPoints
 from sim.scenarios import SCENARIOS, Late, Scenario, World, honest, prepare
 
@@ -98,6 +99,7 @@ ONLY_PHASES = {
     "push": ("", "stage", "apply"),
 }
 """Scenarios whose other phases are those of another scenario."""
+NAMES = [*OPENINGS, *FAULTED]
 
 
 class Injector:
@@ -292,9 +294,14 @@ def rows(world: World, scenario: Scenario) -> Iterator[dict[str, str]]:
         }  # fmt: skip
 
 
+def table_of(world: World, name: str) -> list[dict[str, str]]:
+    """All rows of one scenario, or of one kind of opening."""
+    return list(opening_rows(world, name) if name in OPENINGS else rows(world, FAULTED[name]))
+
+
 def golden() -> dict[str, list[dict[str, str]]]:
     """The table in git, by scenario."""
-    found: dict[str, list[dict[str, str]]] = {name: [] for name in FAULTED}
+    found: dict[str, list[dict[str, str]]] = {name: [] for name in NAMES}
     for row in json.loads(GOLDEN.read_text()):
         found[row["scenario"]].append(row)
     return found
@@ -303,14 +310,14 @@ def golden() -> dict[str, list[dict[str, str]]]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the table anew")
-    parser.add_argument("--only", choices=list(FAULTED))
+    parser.add_argument("--only", choices=NAMES)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rowlock-faults-") as root:
         world = World.make(Path(root) / "models")
-        found = {name: list(rows(world, item)) for name, item in FAULTED.items() if options.only in {None, name}}
+        found = {name: table_of(world, name) for name in NAMES if options.only in {None, name}}
     if options.write:
         table = {**(golden() if GOLDEN.exists() else {}), **found}
-        lines = ",\n".join(json.dumps(row) for name in FAULTED for row in table.get(name, []))
+        lines = ",\n".join(json.dumps(row) for name in NAMES for row in table.get(name, []))
         GOLDEN.write_text(f"[\n{lines}\n]\n")
         return 0
     wrong = differences(found)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from rowlock.bindings.plan import Require
 from sim.device import Device
 from sim.disk import Disk
 from sim.facts import Facts
 from sim.laws import Watch, check_image, check_recovered, law_1_ready_is_proved, law_10_one_identity
 from sim.process import Process, SimPoints
-from sim.scenarios import SCENARIOS, World, prepare, run
+from sim.scenarios import SCENARIOS, Late, World, flips, prepare, run
 
 ENDS = {
     "first_load": ("PUBLISHED", "READY", 1),
@@ -77,3 +78,16 @@ def test_the_laws_hold_and_it_ends_as_it_must(world: World, name: str) -> None:
     quarantined = serves == "QUARANTINED" and name != "release"
     assert after.owner.view.state == ("QUARANTINED" if quarantined else "READY")
     after.close()
+
+
+def test_a_restoration_answers_for_the_whole_model(world: World) -> None:
+    """Bytes that are wrong beside what a transition touches are not served once it has had to be undone."""
+    disk, device = prepare(world, ("a",))
+    hook = Late(flips(1)())
+    process = Process(disk, device, "p", hook).start()
+    device.slots["embed"][77] ^= 1  # not touched on the way to c
+    hook.armed = True
+    record = process.record(process.transition(world.models["c"], Require.B2))
+    assert (record.state, record.reason) == ("UNLOADED", "VERIFY_MISMATCH")
+    assert process.owner.view.state == "EMPTY"
+    process.close()

@@ -75,8 +75,10 @@ def test_groups_leaves_a_neighbour_unread_and_a_scrub_finds_it(tmp_path: Path) -
             with contextlib.suppress(OwnerError):
                 owner.tokens("a", 1)
         assert scrub.startswith(f"drift: {EMBED}")
-        assert owner.owner.view.state is OwnerState.EMPTY, "what is not as published is not served"
-        assert "drift" in owner.owner.view.reason
+        newest = owner.record(owner.owner.journal.transitions(1)[0].id)
+        assert (newest.kind, newest.state, newest.rows_written) == ("repair", "PUBLISHED", 1)
+        assert owner.owner.view.state is OwnerState.READY
+        assert owner.verify().ok
         assert owner.transition(base).state == "PUBLISHED"
 
 
