@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rowlock.cli.client import EXIT_UNREACHABLE, Client, ClientError
 
-START_S: Final = 120.0
+START_S: Final = 240.0
+"""Loading torch and a vendor's library takes minutes on a machine that is busy with much else."""
 STOP_S: Final = 30.0
 LOG_TAIL: Final = 2000
 

@@ -11,7 +11,13 @@ from support.commands import rowlock
 from rowlock.bindings.address import DeviceAddress
 from rowlock.daemon.device_kinds import DEVICE_KINDS, DeviceKind
 from rowlock.daemon.devices import parse_device, select_device
-from rowlock.daemon.environments import AUTOLOAD_VARIABLE, DeviceRefusedError, Environment, Visibility
+from rowlock.daemon.environments import (
+    AUTOLOAD_VARIABLE,
+    DeviceRefusedError,
+    Environment,
+    Visibility,
+    installed_version,
+)
 from rowlock.daemon.probing import run_probe
 
 VISIBILITY = Visibility("TPU_VISIBLE", {"TPU_ORDER": "bus"}, conflicts=("TPU_MAP",))
@@ -156,3 +162,19 @@ def test_rngd_is_its_own_number_and_needs_its_own_environment() -> None:
         DeviceRefusedError, match=r"torch is 2\.13\.0, not 2\.10\.0.*make env-rngd.*\.venv-rngd/bin/python"
     ):
         kind.environment.check({"torch": "2.13.0", "furiosa-torch": None}.get)
+
+
+@pytest.mark.skipif(installed_version("furiosa-torch") is not None, reason="this is the environment of RNGD")
+def test_serve_in_the_wrong_environment_of_rngd_is_refused(tmp_path: Path) -> None:
+    served = rowlock(
+        "serve",
+        "--device",
+        "rngd:3",
+        "--state",
+        tmp_path / "s",
+        "--without-hardware",
+        ROWLOCK_RUNTIME_DIR=str(tmp_path),
+    )
+    assert (served.code, "furiosa-torch 2026.4.0 is not installed" in served.err) == (3, True)
+    assert "make env-rngd" in served.err
+    assert not (tmp_path / "s").exists()
