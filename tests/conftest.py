@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("rowlock", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("rowlock")
 MODEL = ROOT / ".cache" / "smollm2-135m"
+GEMMA = ROOT / ".cache" / "gemma3-270m"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on the real model fail, rather than vanish, where the model is absent: `make test` makes it."""
     for item in items:
-        if "real_model" in getattr(item, "fixturenames", ()):
+        if {"real_model", "gemma"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.model)
 
 
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def real_model() -> Path:
     assert MODEL.is_dir(), f"{MODEL} is missing: run `make test`, which converts it"
     return MODEL
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    assert GEMMA.is_dir(), f"{GEMMA} is missing: run `make test`, which converts it"
+    return GEMMA
 
 
 @pytest.fixture(scope="session")

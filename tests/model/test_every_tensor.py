@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import TINY, change_rows, negate, random_tensors
+from support.checkpoints import FAMILIES, change_rows, negate, random_tensors, write_tiny
 from support.owners import OwnerHarness, running_owner
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -15,39 +15,51 @@ from rowlock.bindings.model.decoder import Span
 from rowlock.bindings.plan import Require
 
 TOKENS = torch.tensor([1, 50, 99, 7, 200, 3, 3, 128])
-TIED = sorted(info.name for info in random_tensors(TINY, 0))
+CONFIGS = {
+    "llama": FAMILIES["llama"],
+    "qwen3": FAMILIES["qwen3"],
+    "gemma3": {**FAMILIES["gemma3"], "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+}
+TENSORS = [(family, info.name) for family, config in CONFIGS.items() for info in random_tensors(config, 0)]
 
 
 def logits(owner: OwnerHarness) -> torch.Tensor:
-    """Bits of all logits ``[T, vocab]``, computed by the resident programs."""
-    decoder = owner.core.resident.runtime._inner._decoder
+    """Bits of all logits ``[T, vocab]``, and of those of the last token by the programs that answer requests."""
+    runtime = owner.core.resident.runtime._inner
+    decoder, programs = runtime._decoder, runtime._programs
     result = decoder.forward([Span(TOKENS, decoder.new_table(len(TOKENS)))], last_only=False)
-    return result.view(torch.int16).clone()
+    served = programs.forward([Span(TOKENS, decoder.new_table(len(TOKENS)), len(TOKENS))])
+    return torch.cat([result, served]).view(torch.int16)
 
 
-@pytest.fixture(scope="module")
-def resident(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnerHarness]:
-    with running_owner(tmp_path_factory.mktemp("owner") / "state", tiny) as owner:
-        yield owner
+@pytest.fixture(scope="module", params=CONFIGS)
+def resident(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OwnerHarness, Path]]:
+    """An owner, and the checkpoint that it holds."""
+    base = write_tiny(tmp_path_factory.mktemp("base") / request.param, family=request.param, **CONFIGS[request.param])
+    with running_owner(tmp_path_factory.mktemp("owner") / "state", base) as owner:
+        yield owner, base
 
 
-@pytest.mark.parametrize("tensor", TIED)
-def test_one_row_by_b2_equals_a_fresh_load(resident: OwnerHarness, tiny: Path, tmp_path: Path, tensor: str) -> None:
-    before = logits(resident)
-    with Checkpoint.open(tiny) as checkpoint:
+@pytest.mark.parametrize(("resident", "tensor"), TENSORS, indirect=["resident"])
+def test_one_row_by_b2_equals_a_fresh_load(resident: tuple[OwnerHarness, Path], tmp_path: Path, tensor: str) -> None:
+    owner, base = resident
+    before = logits(owner)
+    with Checkpoint.open(base) as checkpoint:
         row = checkpoint.tensors[tensor].rows // 2
     if tensor == "model.embed_tokens.weight":
         row = 99  # a token of the prompt
-    target = change_rows(tiny, tmp_path / "target", tensor, [row], negate)
-    record = resident.transition(target, Require.B2)
+    target = change_rows(base, tmp_path / "target", tensor, [row], negate)
+    record = owner.transition(target, Require.B2)
     assert (record.state, record.rows_written) == ("PUBLISHED", 1)
-    after = logits(resident)
+    after = logits(owner)
     with running_owner(tmp_path / "fresh", target) as fresh:
         assert torch.equal(after, logits(fresh)), "a B2 is not what a fresh load is"
     assert not torch.equal(after, before), "the change reaches the logits"
-    assert resident.rollback().state == "PUBLISHED"
-    assert torch.equal(logits(resident), before), "a rollback is not what was before"
-    assert resident.verify().ok
+    assert owner.rollback().state == "PUBLISHED"
+    assert torch.equal(logits(owner), before), "a rollback is not what was before"
+    assert owner.verify().ok
 
 
 def test_a_few_tensors_of_the_real_model(real_model: Path, tmp_path: Path) -> None:

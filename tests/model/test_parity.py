@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.model.decoder import Span
+from rowlock.bindings.model.generation import PROMPT_CHUNK
 from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.daemon.owner.text import Text
 
@@ -47,6 +48,17 @@ def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     decoder = runtime._decoder
     assert decoder is not None
     return decoder.forward([Span(torch.tensor(tokens), decoder.new_table(len(tokens)))], last_only=False)
+
+
+def served_logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
+    """``[vocab]`` of the last position, by the programs and in the pieces that answer requests."""
+    decoder, stepper = runtime._decoder, runtime._stepper
+    assert decoder is not None
+    assert stepper is not None
+    cache = decoder.new_cache(len(tokens))
+    for piece in torch.tensor(tokens).split(PROMPT_CHUNK):
+        result = stepper._forward([Span(piece, cache, len(tokens))])
+    return result[0]
 
 
 def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -147,6 +159,38 @@ def test_every_option_of_a_family_in_float32(tmp_path: Path, option: str) -> Non
     assert float((ours - theirs).abs().max()) < 1e-3
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
     assert greedy(runtime, tuple(tokens[:20]), 64) == reference_greedy(model, tokens[:20], 64)
+
+
+@pytest.fixture(scope="module")
+def real_gemma(gemma: Path) -> tuple[DecoderRuntime, Any, Text]:
+    model = AutoModelForCausalLM.from_pretrained(gemma, dtype=torch.bfloat16)
+    with Checkpoint.open(gemma) as checkpoint:
+        text = Text(gemma, checkpoint.assets, checkpoint.config)
+    return load(gemma), model, text
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[3]])
+def test_logits_and_greedy_tokens_of_gemma(real_gemma: tuple[DecoderRuntime, Any, Text], prompt: str) -> None:
+    """The short form: `make parity` has more prompts, and longer ones."""
+    runtime, model, text = real_gemma
+    tokens = list(text.encode(prompt))
+    ours, theirs = logits(runtime, tokens).float(), reference_logits(model, tokens).float()
+    assert float((ours - theirs).abs().max()) <= LOGIT_BOUND
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1)), "top-1 at every position"
+    assert greedy(runtime, tuple(tokens), 64) == reference_greedy(model, tokens, 64)
+
+
+def test_gemma_beyond_its_window(real_gemma: tuple[DecoderRuntime, Any, Text]) -> None:
+    runtime, model, text = real_gemma
+    tokens = list(text.encode("The Eiffel Tower is a wrought-iron lattice tower in Paris, France. " * 50))[:600]
+    assert greedy(runtime, tuple(tokens), 16) == reference_greedy(model, tokens, 16)
+
+
+def test_tokens_of_gemma(real_gemma: tuple[DecoderRuntime, Any, Text]) -> None:
+    text = real_gemma[2]
+    assert text.encode("The capital of France is") == (2, 818, 5279, 529, 7001, 563)
+    for prompt in ("a  b    c\n\n\nd\t\te", "\u00fcber 1234 caf\u00e9 \U0001f600\U0001fae8 \x07", "<table> x"):
+        assert text.decode(list(text.encode(prompt))) == prompt
 
 
 def test_loading_twice_gives_the_same_bits(real_model: Path, real: tuple[DecoderRuntime, Any, Text]) -> None:
