@@ -230,7 +230,7 @@ class Journal:
 
     def outcomes(self) -> dict[str, int]:
         """How many transitions have ended in each state."""
-        rows = self._all("SELECT state, COUNT(*) AS ended FROM transitions WHERE open IS NOT 1 GROUP BY state", [])
+        rows = self._file.rows("SELECT state, COUNT(*) AS ended FROM transitions WHERE open IS NOT 1 GROUP BY state")
         return {row["state"]: row["ended"] for row in rows}
 
     def events(self, id: str) -> list[Event]:  # noqa: A002
