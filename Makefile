@@ -8,7 +8,7 @@ MODEL := .cache/smollm2-135m
 GEMMA := .cache/gemma3-270m
 READY := $(VENV)/.ready
 
-.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals load stubs bench clean env-atom env-rngd
+.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals load soak stubs bench clean env-atom env-rngd
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -31,6 +31,10 @@ signals: $(READY)
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)
 	$(BIN)/python -m pytest -s -m campaign tests/system/test_load.py
+
+# A minute of sixteen mixed clients on the tiny model; ten on the real one: PYTHONPATH=tests python benchmarks/soak.py.
+soak: $(READY)
+	$(BIN)/python -m pytest -s -m campaign tests/system/test_soak.py
 
 # The ATOM binding: the vendor's torch-rbln as it is, over a stand-in for its runtime library. Needs no card.
 test-atom: .venv-atom/.ready

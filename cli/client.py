@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from rowlock.v1 import inference_pb2_grpc, owner_pb2, owner_pb2_grpc
 from rowlock.v1.errors import DOMAIN, REASONS, Reason
 
-EXIT_REFUSED, EXIT_UNREACHABLE = 3, 8
+EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 3, 8, 130
 OUTCOME_EXIT: Final = {
     owner_pb2.TRANSITION_STATE_PUBLISHED: 0,
     owner_pb2.TRANSITION_STATE_NOOP: 0,
@@ -75,7 +75,11 @@ class Client:
     def stream(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         """Answers as they come. Raises ClientError."""
         with self._errors():
-            yield from method(request, timeout=self.timeout_s)
+            call = method(request, timeout=self.timeout_s)
+            try:
+                yield from call
+            finally:
+                call.cancel()  # whoever stops reading wants no more
 
     def close(self) -> None:
         self._channel.close()

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 import rowlock
-from rowlock.cli.client import ClientError
+from rowlock.cli.client import EXIT_INTERRUPTED, ClientError
 
 COMMANDS: Final = {
     "cancel": "End the open transition before its first device write.",
@@ -29,7 +29,6 @@ COMMANDS: Final = {
     "unload": "Close the model; the owner is EMPTY.",
     "verify": "Read the whole model back and compare it with its identity.",
 }
-EXIT_INTERRUPTED: Final = 130
 
 
 class _LazyGroup(click.Group):

@@ -27,6 +27,7 @@ from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import lock_device, open_binding
 from rowlock.daemon.http.app import Probes
 from rowlock.daemon.http.generating import Service
+from rowlock.daemon.http.owner_metrics import OwnerMetrics
 from rowlock.daemon.http.server import HttpServer
 from rowlock.daemon.interpreter import set_aside_long_lived, share_lock_fairly
 from rowlock.daemon.kill_file import KillFile
@@ -107,6 +108,7 @@ def _http_server(
     http, clock = settings.http, SystemClock()
     if http is None:
         return None
+    registry.register(OwnerMetrics(owner))
     service = Service(answers, http.model, http.deadline_s, random_id, clock.now, log.error)
     return HttpServer(http, service, Probes(owner, registry, http.model, int(clock.now())), settings.stall_s)
 

@@ -228,6 +228,11 @@ class Journal:
         query = f"SELECT {_COLUMNS} FROM transitions {where} ORDER BY number DESC LIMIT ?"
         return [TransitionRow(**row) for row in self._file.rows(query, [before, limit])]
 
+    def outcomes(self) -> dict[str, int]:
+        """How many transitions have ended in each state."""
+        rows = self._file.rows("SELECT state, COUNT(*) AS ended FROM transitions WHERE open IS NOT 1 GROUP BY state")
+        return {row["state"]: row["ended"] for row in rows}
+
     def events(self, id: str) -> list[Event]:  # noqa: A002
         rows = self._file.rows(
             "SELECT sequence, state, time, message FROM events WHERE transition_id = ? AND sequence > 0 "

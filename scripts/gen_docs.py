@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rowlock.cli.client import OUTCOME_EXIT
 from rowlock.cli.contract import OPERATIONS, shape_of
+from rowlock.daemon.answering.meter import REQUEST_METRICS
 from rowlock.daemon.config import SCHEMA
+from rowlock.daemon.http.owner_metrics import OWNER_METRICS
 from rowlock.daemon.owner.states import OWNER_TABLE, TERMINAL, TRANSITION_TABLE
 from rowlock.v1 import owner_pb2
 from rowlock.v1.errors import REASONS
@@ -101,8 +103,8 @@ def json_forms() -> str:
     lines = [
         "# JSON",
         "",
-        "What `--json` prints on stdout: one document, or JSON Lines for `transition`, `rollback`, `unload` and",
-        "`generate`. Every field is always there; numbers are numbers; an absent message or an unset enum is `null`;",
+        "What `--json` prints on stdout: one document, or JSON Lines for `transition`, `rollback`, `unload`, `generate` and",
+        "`status --watch` (with `tokens_per_s` beside the fields of `status`). Every field is always there; numbers are numbers; an absent message or an unset enum is `null`;",
         'times are seconds since the epoch. An error is `{"error": {"message", "reason", "hint"}}`, with the reason from',
         "[errors.md](errors.md) and the exit code of the process.",
         "",
@@ -154,7 +156,26 @@ def faults() -> str:
     return NOTE + "\n".join(lines)
 
 
+def metrics() -> str:
+    lines = [
+        "# Metrics",
+        "",
+        "`GET /metrics` of the HTTP API ([serving.md](serving.md)), in Prometheus' text format. Counters end in `_total`. What is counted",
+        "of transitions is read from the journal, and goes on after a restart; everything else begins with the process.",
+        "",
+        "| metric | kind | labels | |",
+        "|---|---|---|---|",
+        *(
+            f"| `{name}{'_total' if info.kind == 'counter' else ''}` | {info.kind} | "
+            f"{', '.join(f'`{label}`' for label in info.labels)} | {info.text} |"
+            for name, info in (OWNER_METRICS | REQUEST_METRICS).items()
+        ),
+    ]
+    return NOTE + "\n".join(lines) + "\n"
+
+
 PAGES = {
+    "metrics.md": metrics,
     "states.md": states,
     "errors.md": errors,
     "configuration.md": configuration,

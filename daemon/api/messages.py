@@ -41,6 +41,7 @@ def owner_message(view: OwnerView) -> owner_pb2.Owner:
         epoch=view.epoch,
         requests_active=len(view.leases),
         requests_waiting=view.requests_waiting,
+        tokens=view.tokens,
         etag=view.etag,
         leases=[
             owner_pb2.LeaseInfo(

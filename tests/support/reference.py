@@ -30,7 +30,12 @@ def loaded(binding: CpuBinding, directory: Path) -> DecoderRuntime:
 
 def greedy(runtime: DecoderRuntime, prompt: tuple[int, ...], count: int) -> list[int]:
     """Greedy tokens of a loaded runtime."""
-    sequence = runtime.open_sequence(prompt, Sampling(), len(prompt) + count)
+    return sampled(runtime, prompt, count, Sampling())
+
+
+def sampled(runtime: DecoderRuntime, prompt: tuple[int, ...], count: int, sampling: Sampling) -> list[int]:
+    """Tokens of a loaded runtime, an end-of-sequence token like any other."""
+    sequence = runtime.open_sequence(prompt, sampling, len(prompt) + count)
     found: list[int] = []
     while len(found) < count:
         (token,) = runtime.advance([sequence])

@@ -10,6 +10,7 @@ from support.commands import rowlock
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.daemon.config import ConfigError, build_settings, read_config
 from rowlock.daemon.owner.options import Drain
+from rowlock.daemon.settings import HttpSettings
 
 GOOD = """
 [owner]
@@ -69,6 +70,12 @@ def test_defaults_are_the_documented_ones() -> None:
         ("[owner]\ncall_timeout_s = -1\n", "seconds above 0"),
         ('[transition]\nverify = "some"\n', "one of 'parents', 'groups', 'all'"),
         ('[transition]\ntarget_roots = "/models"\n', "a list of absolute paths"),
+        ('[http]\nlisten = "0.0.0.0:80"\n', "toml:2: http.listen is 0.0.0.0, which others can reach"),
+        ('[http]\n\nlisten = "example.org:80"\n', "toml:3: http.listen is example.org, which others can reach"),
+        ('[http]\nlisten = "8000"\n', "toml:2: http.listen is '8000'; wanted: host:port"),
+        ('[http]\nlisten = "127.0.0.1:99999"\n', "toml:2: http.listen is"),
+        ('[http]\ncertificate = "/c.pem"\n', "toml:2: http.certificate goes with http.key"),
+        ('[http]\nkey = "/c.key"\n', "toml:2: http.key goes with http.certificate"),
         ("[owner]\nthreads = \n", "toml"),
         ("[owner]\nthreads = 1\nthreads = 2\n", "toml"),
     ],
@@ -89,6 +96,25 @@ def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
 def test_keys_that_do_not_go_together(values: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         build_settings(values, {})
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:8000", "[::]:8000", "192.0.2.1:1", "example.org:1"])
+def test_an_address_that_others_can_reach_needs_protection(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--http: http\.listen is .*, which others can reach"):
+        build_settings({}, {"http": address})
+    for protection in ({"api_keys": tmp_path}, {"certificate": tmp_path, "key": tmp_path}):
+        assert build_settings({"http": protection}, {"http": address}).http is not None
+
+
+def test_http_is_served_where_it_is_told_to(tmp_path: Path) -> None:
+    assert build_settings({}, {}).http is None
+    assert build_settings({"http": {"model": "m"}}, {}).http is None
+    values = read_config(write(tmp_path, '[http]\nlisten = "127.0.0.1:8000"\ndeadline_s = 5\n'))
+    assert build_settings(values, {}).http == HttpSettings("127.0.0.1", 8000, deadline_s=5.0)
+    assert build_settings(values, {"http": "[::1]:1"}).http == HttpSettings("::1", 1, deadline_s=5.0)
+    assert build_settings({}, {"http": "localhost:0"}).http == HttpSettings("localhost", 0)
+    with pytest.raises(ConfigError, match="--http is 'x'; wanted: host:port"):
+        build_settings({}, {"http": "x"})
 
 
 def test_check_config_from_the_command_line(tmp_path: Path) -> None:

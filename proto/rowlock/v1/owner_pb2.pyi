@@ -297,6 +297,7 @@ class Owner(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     DRIFT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     state: Global___OwnerState.ValueType
     generation: _builtins.int
@@ -314,6 +315,8 @@ class Owner(_message.Message):
     """Changes with epoch, generation, state and open transition; give it back as
     a precondition of a mutation.
     """
+    tokens: _builtins.int
+    """Computed for requests since the process started."""
     @_builtins.property
     def identity(self) -> _identity_pb2.Identity:
         """Absent while nothing is resident."""
@@ -340,10 +343,11 @@ class Owner(_message.Message):
         etag: _builtins.str = ...,
         leases: _abc.Iterable[Global___LeaseInfo] | None = ...,
         drift: _abc.Iterable[Global___Drift] | None = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "drift", b"drift", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "transition", b"transition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "drift", b"drift", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "tokens", b"tokens", "transition", b"transition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
