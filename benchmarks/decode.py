@@ -52,7 +52,7 @@ def step_ms(cache: PagedCache, programs: Programs, batch: int) -> float:
     """The median step of so many sequences with some thirty tokens each."""
     stepper = Stepper(programs)
     prompts = [tuple(range(100 + i, 116 + i)) for i in range(batch)]
-    sequences = [DecoderSequence(cache, programs, prompt, Sampling(), 100) for prompt in prompts]
+    sequences = [DecoderSequence.opened(cache, programs, prompt, Sampling(), 100) for prompt in prompts]
     while any(sequence.waiting > 1 for sequence in sequences):
         stepper.advance(sequences, 128)
     times = []
@@ -67,7 +67,7 @@ def step_ms(cache: PagedCache, programs: Programs, batch: int) -> float:
 
 def prompt_ms(cache: PagedCache, programs: Programs, length: int) -> float:
     cache.forget_prefixes()
-    sequence = DecoderSequence(cache, programs, tuple(range(100, 100 + length)), Sampling(), 600)
+    sequence = DecoderSequence.opened(cache, programs, tuple(range(100, 100 + length)), Sampling(), 600)
     start = time.perf_counter()
     while sequence.waiting > 1:
         Stepper(programs).advance([sequence], 128)

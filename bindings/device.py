@@ -231,6 +231,12 @@ class CacheUse:
     groups: tuple[CacheGroupUse, ...] = ()
     hit_tokens: int = 0
 
+    @property
+    def tokens_max(self) -> int | None:
+        """The longest sequence that finds pages in an idle runtime; None where pages do not decide on it."""
+        whole = [group.pages - group.quarantined for group in self.groups if not group.window]
+        return min(whole) * self.page_tokens if whole else None
+
 
 class Runtime(Protocol):
     """A resident model: one allocation per parent of its layout, and the programs over them."""

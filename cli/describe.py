@@ -31,5 +31,16 @@ def command(client: Client, output: Output) -> None:
             f"  model      {answer.architecture}, {size(answer.resident_bytes)} in {len(answer.parents)} allocations, "
             f"context {answer.context_tokens}"
         )
+    for group in answer.cache.groups:
+        seen = f"the last {group.window} positions" if group.window else "all positions"
+        click.echo(
+            f"  cache      {group.layers} layers over {seen}: {group.in_use} of {group.pages} pages of "
+            f"{answer.cache.page_tokens} tokens in use, {group.cached} kept for prompts to come"
+        )
+    served = answer.served
+    click.echo(
+        f"  served     {served.tokens} tokens in {served.steps} steps, {served.prompt_tokens} of prompts "
+        f"({answer.cache.hit_tokens} found), {served.preemptions} preemptions"
+    )
     counters = to_json(answer.counters)
     click.echo("  counters   " + ", ".join(f"{name} {value}" for name, value in counters.items()))

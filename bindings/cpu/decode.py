@@ -16,6 +16,7 @@ import torch
 from rowlock.bindings.cpu.kernel_library import (
     LAYER_WEIGHTS,
     DecoderLayer,
+    DecoderLayers,
     DecoderModel,
     DecoderSequence,
     Kernels,
@@ -107,10 +108,32 @@ class NativeDecoder:
 
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their tables."""
-        count, total = len(spans), sum(len(span.tokens) for span in spans)
+        return self.forward_layers(spans, range(self.config.layers))
+
+    def forward_layers(self, spans: Sequence[Span], layers: range, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`rowlock.bindings.model.decoder.Programs`. ``hidden`` is changed in place."""
+        config, total = self.config, sum(len(span.tokens) for span in spans)
+        needed = self._kernels.library.decode_workspace(self._model, total)
+        if self._workspace.numel() < needed:
+            self._workspace = torch.empty(needed, dtype=torch.uint8)
+        if hidden is None:
+            hidden = torch.empty(total, config.hidden, dtype=torch.bfloat16)
+        logits = torch.empty(len(spans), config.vocab, dtype=torch.bfloat16)
         rotations = [(cosine.contiguous(), sine.contiguous()) for cosine, sine in self._decoder.rotations(spans)]
-        rows = (DecoderSequence * count)()
-        start = 0
+        self._kernels.library.decode(
+            self._kernels.pool, self._model, DecoderLayers(layers.start, layers.stop, hidden.data_ptr()),
+            self._rows(spans, rotations), len(spans), logits.data_ptr(), self._workspace.data_ptr(),
+        )  # fmt: skip
+        if layers.stop < config.layers:
+            return hidden
+        for span in spans:
+            span.table.advance(len(span.tokens))
+        return logits
+
+    def _rows(
+        self, spans: Sequence[Span], rotations: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Array[DecoderSequence]:
+        rows, start = (DecoderSequence * len(spans))(), 0
         for index, span in enumerate(spans):
             table = span.table
             assert span.tokens.is_contiguous()
@@ -121,17 +144,7 @@ class NativeDecoder:
                 tuple(Rotation(cosine[start].data_ptr(), sine[start].data_ptr()) for cosine, sine in rotations),
             )  # fmt: skip
             start += len(span.tokens)
-        needed = self._kernels.library.decode_workspace(self._model, total)
-        if self._workspace.numel() < needed:
-            self._workspace = torch.empty(needed, dtype=torch.uint8)
-        logits = torch.empty(count, self._decoder.config.vocab, dtype=torch.bfloat16)
-        self._kernels.library.decode(
-            self._kernels.pool, self._model, rows, count,
-            logits.data_ptr(), self._workspace.data_ptr(),
-        )  # fmt: skip
-        for span in spans:
-            span.table.advance(len(span.tokens))
-        return logits
+        return rows
 
     def _layer_pages(self, cache: PagedCache) -> Array[LayerPages]:
         """Where the pages of each layer lie."""

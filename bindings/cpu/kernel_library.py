@@ -56,6 +56,12 @@ class DecoderSequence(Structure):
     ]
 
 
+class DecoderLayers(Structure):
+    """``decoder_layers`` of ``decode.h``."""
+
+    _fields_ = [("first", c_long), ("stop", c_long), ("hidden", c_void_p)]
+
+
 class AttentionRows(Structure):
     """``attention_rows`` of ``attention.h``."""
 
@@ -90,7 +96,15 @@ def load_kernels() -> ctypes.CDLL | None:
         "decode_workspace": (c_long, [POINTER(DecoderModel), c_long]),
         "decode": (
             None,
-            [c_void_p, POINTER(DecoderModel), POINTER(DecoderSequence), c_long, c_void_p, c_void_p],
+            [
+                c_void_p,
+                POINTER(DecoderModel),
+                DecoderLayers,
+                POINTER(DecoderSequence),
+                c_long,
+                c_void_p,
+                c_void_p,
+            ],
         ),
     }
     for name, (result, arguments) in signatures.items():

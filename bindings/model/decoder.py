@@ -57,6 +57,20 @@ class Programs(Protocol):
         """Logits ``[len(spans), vocab]`` of the last token of each span; their K/V is added to their tables."""
         ...
 
+    def forward_layers(self, spans: Sequence[Span], layers: range, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """A step piece by piece: K/V of a layer can be read from the tables as soon as its piece has returned.
+
+        Args:
+            spans: as for :meth:`forward`, the same for all pieces of a step.
+            layers: consecutive ones; each piece goes on where the one before it ended.
+            hidden: what the piece before it returned; None before layer 0.
+
+        Returns:
+            States ``[T, hidden]`` of all tokens in order; of the last piece, logits. Only that one advances the tables.
+
+        """
+        ...
+
 
 class Decoder:
     """Forward passes of one model, over several sequences at once.
@@ -109,22 +123,38 @@ class Decoder:
             in the weights' dtype.
 
         """
-        tokens = torch.cat([span.tokens for span in spans]).to(self.device)
-        hidden = F.embedding(tokens, self._weights["embed"])
-        if self.config.traits.scaled_embeddings:
-            hidden = hidden * self._embed_scale
+        return self.forward_layers(spans, range(self.config.layers), last_only=last_only)
+
+    @torch.inference_mode()
+    def forward_layers(
+        self,
+        spans: Sequence[Span],
+        layers: range,
+        hidden: torch.Tensor | None = None,
+        last_only: bool = True,
+    ) -> torch.Tensor:
+        """See :class:`Programs`; ``last_only`` as for :meth:`forward`."""
+        if hidden is None:
+            hidden = self._embedded(spans)
         rotations = self.rotations(spans)
-        for layer in range(self.config.layers):
+        for layer in layers:
             rotation = rotations[self.config.rope_index(layer)]
             normed = self._norm(f"{layer}.input_norm", hidden)
             hidden = hidden + self._added(layer, "o", self._attended(layer, normed, rotation, spans))
             normed = self._norm(f"{layer}.post_norm", hidden)
             hidden = hidden + self._added(layer, "down", self._gated(layer, normed))
+        if layers.stop < self.config.layers:
+            return hidden
         for span in spans:
             span.table.advance(len(span.tokens))
         if last_only:
             hidden = hidden[list(accumulate((len(span.tokens) for span in spans), initial=-1))[1:]]
         return self._linear(self._norm("norm", hidden), self._head)
+
+    def _embedded(self, spans: Sequence[Span]) -> torch.Tensor:
+        tokens = torch.cat([span.tokens for span in spans]).to(self.device)
+        hidden = F.embedding(tokens, self._weights["embed"])
+        return hidden * self._embed_scale if self.config.traits.scaled_embeddings else hidden
 
     def _norm(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         """Root-mean-square norm of the last dimension, in float32."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rowlock.bindings.device import DeviceError, DeviceFault, Preempted, Sampling, Step
 from rowlock.bindings.model.cache.geometry import SPAN_TOKENS
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.pages import PagesShortError
+from rowlock.bindings.model.cache.reservation import Reservation
 from rowlock.bindings.model.cache.table import BlockTable
 from rowlock.bindings.model.decoder import Programs, Span
 
@@ -26,26 +28,35 @@ class DecoderSequence:
     what followed as it was computed before.
 
     Args:
-        cache: whose pages it takes.
+        table: its pages, whose capacity is how far it may grow.
         programs: that will compute it.
         prompt: its first tokens.
-        capacity: tokens that it may grow to.
 
     Attributes:
-        table: its pages; None once it is closed.
+        table: None once it is closed.
 
     """
 
-    def __init__(
-        self, cache: PagedCache, programs: Programs, prompt: tuple[int, ...], sampling: Sampling, capacity: int
-    ) -> None:
-        self.table: BlockTable | None = BlockTable(cache, capacity)
-        self._tokens = torch.zeros(capacity, dtype=torch.long)
-        self._tokens[: len(prompt)] = torch.tensor(prompt)
+    def __init__(self, table: BlockTable, programs: Programs, prompt: NDArray[np.int64], sampling: Sampling) -> None:
+        self.table: BlockTable | None = table
+        self._tokens = torch.zeros(table.capacity, dtype=torch.long)
+        self._tokens[: len(prompt)] = torch.from_numpy(prompt)
         self._known = self._prompt = len(prompt)
         self._settled = programs.settled(len(prompt))
         self._replayed = programs.replayed
         self._sampler = Sampler(sampling)
+
+    @classmethod
+    def opened(
+        cls, cache: PagedCache, programs: Programs, prompt: tuple[int, ...], sampling: Sampling, capacity: int
+    ) -> Self:
+        """One that has computed nothing yet, and may grow to ``capacity`` tokens."""
+        return cls(BlockTable(cache, capacity), programs, np.array(prompt, np.int64), sampling)
+
+    @classmethod
+    def admitted(cls, reservation: Reservation, programs: Programs, sampling: Sampling) -> Self:
+        """One whose prompt was computed elsewhere."""
+        return cls(reservation.admit(), programs, reservation.prompt, sampling)
 
     @property
     def waiting(self) -> int:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final, Protocol, Self, cast
 
+import numpy as np
 import torch
 
 from rowlock.bindings.device import Allocation, CacheUse, DeviceError, DeviceFault, Sampling, Sequence, Step
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
+from rowlock.bindings.model.cache.reservation import Reservation
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Programs
 from rowlock.bindings.model.generation import DecoderSequence, Stepper
@@ -88,7 +90,23 @@ class DecoderRuntime:
         lacking = cache.lacking(capacity)
         if lacking:
             raise DeviceError(DeviceFault.CAPACITY, lacking)
-        return DecoderSequence(cache, self._programs, prompt, sampling, capacity)
+        return DecoderSequence.opened(cache, self._programs, prompt, sampling, capacity)
+
+    def reserve(self, prompt: tuple[int, ...], capacity: int) -> Reservation:
+        """Pages for the K/V of a prompt that is computed elsewhere; its sequence may grow to ``capacity`` tokens.
+
+        Raises DeviceError(CAPACITY) when it could never fit, PagesShortError when it does not now.
+        """
+        cache = self._current_cache()
+        lacking = cache.lacking(capacity)
+        if lacking:
+            raise DeviceError(DeviceFault.CAPACITY, lacking)
+        return Reservation(cache, np.array(prompt, np.int64), capacity, self._programs.settled(len(prompt)))
+
+    def admit(self, reservation: Reservation, sampling: Sampling, logits: torch.Tensor) -> tuple[DecoderSequence, Step]:
+        """A sequence whose prompt is computed, and its first token, from the logits ``[vocab]`` of the prompt's end."""
+        sequence = DecoderSequence.admitted(reservation, self._programs, sampling)
+        return sequence, sequence.accept(logits)
 
     def has_room(self, tokens: int) -> bool:
         return self._current_cache().has_room(tokens)

@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 import rowlock
 from rowlock.bindings.checkpoint.identity import Identity
+from rowlock.bindings.device import CacheUse
 from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.rows import Drift
@@ -66,6 +67,8 @@ def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
         test_options=view.facts.test_options,
         counters=counters_message(vars(view.counters)),
         scrubbed=timestamp(view.scrubbed) if view.scrubbed else None,
+        cache=cache_message(view.cache) if view.cache.groups else None,
+        served=owner_pb2.Served(**vars(view.served)),
     )
     if resident is not None:
         layout = resident.model.layout
@@ -93,6 +96,11 @@ def describe_message(view: OwnerView) -> owner_pb2.DescribeResponse:
                 )
             )
     return message
+
+
+def cache_message(use: CacheUse) -> owner_pb2.Cache:
+    groups = [owner_pb2.CacheGroup(in_use=item.in_use, **vars(item)) for item in use.groups]
+    return owner_pb2.Cache(page_tokens=use.page_tokens, bytes=use.nbytes, groups=groups, hit_tokens=use.hit_tokens)
 
 
 def counters_message(counters: Mapping[str, int]) -> owner_pb2.Counters:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rowlock.bindings.checkpoint.manifest import TensorManifest
-from rowlock.bindings.device import Binding, DeviceFacts
+from rowlock.bindings.device import Binding, CacheUse, DeviceFacts
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
@@ -339,6 +339,8 @@ class Owner:
             tokens=core.scheduler.served.tokens,
             drift=core.drift if core.resident else (),
             scrubbed=core.scrubbed,
+            cache=core.resident.runtime.cache if core.resident else CacheUse(),
+            served=core.scheduler.served,
         )
         if (self.view.etag, self.view.drift) != (before.etag, before.drift):
             for observer in list(self._observers):

@@ -93,6 +93,11 @@ class Scheduler:
         return self.served.steps
 
     @property
+    def tokens(self) -> int:
+        """Computed for requests so far."""
+        return self.served.tokens
+
+    @property
     def active(self) -> int:
         """Requests that hold a lease, the preempted ones among them."""
         return len(self._active) + len(self._preempted)
@@ -254,12 +259,12 @@ class Scheduler:
             return
         if step is None or isinstance(step, Preempted):
             return
-        self.served = replace(self.served, tokens=self.served.tokens + 1)
         stopped = step in active.eos
         if not stopped:
             sink.token(step)
             active.left -= 1
             active.computed += 1
+            self.served = replace(self.served, tokens=self.served.tokens + 1)
         if stopped or active.left == 0:
             self._end(active)
             sink.finished(stopped=stopped)
@@ -284,6 +289,13 @@ def _failure(error: Exception) -> OwnerError:
     return OwnerError(Reason.INTERNAL, repr(error))
 
 
+def _most_new(prompt: int, resident: Resident) -> int:
+    """Tokens that may follow a prompt: what the context and the pages have left, but at least one."""
+    held = resident.runtime.cache.tokens_max
+    most = resident.config.context if held is None else min(resident.config.context, held)
+    return max(most - prompt, 1)
+
+
 def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[tuple[int, ...], int]:
     """The prompt under the resident assets, tokenised again if they changed meanwhile; how many tokens may follow."""
     same = bool(request.assets) and request.assets == resident.text.digest
@@ -296,7 +308,7 @@ def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[tupl
             Reason.ARGUMENT_INVALID, f"tokens: {max(prompt)} is not below the vocabulary of {config.vocab}"
         )
     left = config.context - len(prompt)
-    new = left if request.max_tokens is None else request.max_tokens
+    new = _most_new(len(prompt), resident) if request.max_tokens is None else request.max_tokens
     if new > left or left <= 0:
         raise OwnerError(
             Reason.CONTEXT_EXCEEDED,

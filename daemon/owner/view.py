@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from blake3 import blake3
 
-from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.device import CacheUse, Counters, DeviceFacts
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift
-from rowlock.daemon.owner.scheduler import LeaseHeld
+from rowlock.daemon.owner.scheduler import LeaseHeld, Served
 from rowlock.daemon.owner.states import OwnerState, owner_state
 
 
@@ -28,6 +28,8 @@ class OwnerView:
         leases: the requests that run.
         tokens: computed for requests since the process started.
         drift: what of the resident model is known to differ from its identity.
+        cache: where the K/V of the resident model is.
+        served: what was computed since the process started.
         scrubbed: when the scrub last ended a pass, in seconds since the epoch; 0 is never.
 
     """
@@ -45,6 +47,8 @@ class OwnerView:
     tokens: int = 0
     drift: Drift = ()
     scrubbed: float = 0.0
+    cache: CacheUse = field(default_factory=CacheUse)
+    served: Served = field(default_factory=Served)
 
     @property
     def state(self) -> OwnerState:

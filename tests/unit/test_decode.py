@@ -147,6 +147,28 @@ def test_a_prompt_however_it_is_cut(pair: tuple[Decoder, NativeDecoder], length:
     assert same_states(first, second, reference.config.windows)
 
 
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_layers_piece_by_piece(pair: tuple[Decoder, NativeDecoder], cut: int) -> None:
+    """K/V of a layer is there when its piece returns; no length tells of it before the last."""
+    prompt = torch.arange(3, 50)
+    for programs in pair:
+        whole, table = new_table(pair[0], 60), new_table(pair[0], 60)
+        expected = programs.forward([Span(prompt, whole, 47)])
+        hidden = None
+        for first in range(0, programs.config.layers, cut):
+            layers = range(first, min(first + cut, programs.config.layers))
+            assert table.length == 0
+            hidden = programs.forward_layers([Span(prompt, table, 47)], layers, hidden)
+            for layer in layers:
+                last = slice(max(0, 48 - (programs.config.windows[layer] or 48)), 47)
+                assert torch.equal(
+                    torch.stack(table.read(layer, 47))[..., last, :], torch.stack(whole.read(layer, 47))[..., last, :]
+                )
+        assert hidden is not None
+        assert torch.equal(hidden, expected)
+        assert table.length == 47
+
+
 def test_a_prompt_among_single_tokens(pair: tuple[Decoder, NativeDecoder]) -> None:
     reference, native = pair
     prompt = torch.tensor([4, 5, 6])

@@ -31,7 +31,6 @@ static long widest(const decoder *m) {
 static workspace carve(const decoder *m, long count, char **at) {
   workspace w;
   w.wide = take(at, count * widest(m) * (long)sizeof(float));
-  w.hidden = take(at, count * m->hidden * 2);
   w.normed = take(at, count * m->hidden * 2);
   w.qkv = take(at, count * qkv_rows(m) * 2);
   w.attended = take(at, count * m->heads * m->head_dim * 2);
@@ -167,15 +166,16 @@ static void gather_last(const decoder_sequence *sequences, long count, const uin
   }
 }
 
-void decode(pool *threads, const decoder *m, const decoder_sequence *sequences, long count,
+void decode(pool *threads, const decoder *m, decoder_layers layers, const decoder_sequence *sequences, long count,
             uint16_t *logits, void *memory) {
   char *at = (char *)(((uintptr_t)memory + ALIGN - 1) / ALIGN * ALIGN);
   long rows = 0, hidden = m->hidden, inner = m->intermediate, q_rows = m->heads * m->head_dim;
   for (long i = 0; i < count; i++) rows += sequences[i].count;
   workspace w = carve(m, rows, &at);
-  for (long i = 0, row = 0; i < count; i++)
+  w.hidden = layers.hidden;
+  for (long i = 0, row = 0; i < count && !layers.first; i++)
     for (long j = 0; j < sequences[i].count; j++, row++) embed(m, sequences[i].tokens[j], w.hidden + row * hidden);
-  for (long layer = 0; layer < m->layers; layer++) {
+  for (long layer = layers.first; layer < layers.stop; layer++) {
     const decoder_layer *l = m->layer + layer;
     rms_norm(m, w.hidden, l->input_norm, w.normed, rows, hidden);
     linear(threads, w.normed, l->qkv, w.qkv, w.wide, rows, qkv_rows(m), hidden);
@@ -191,6 +191,7 @@ void decode(pool *threads, const decoder *m, const decoder_sequence *sequences, 
     if (l->down_norm) rms_norm(m, w.product, l->down_norm, w.product, rows, hidden);
     add(w.hidden, w.product, rows * hidden);
   }
+  if (layers.stop < m->layers) return;
   gather_last(sequences, count, w.hidden, w.product, hidden);
   rms_norm(m, w.product, m->norm, w.normed, count, hidden);
   linear(threads, w.normed, m->head, logits, w.wide, count, m->vocab, hidden);

@@ -48,7 +48,13 @@ typedef struct {
 /* Bytes of working memory that decode needs for so many new tokens in all. */
 long decode_workspace(const decoder *model, long rows);
 
-/* Adds the new tokens' K/V behind each sequence's `length`, and writes logits [count][vocab], bfloat16, of
- * the last token of each. What a sequence gets does not depend on the others. */
-void decode(pool *threads, const decoder *model, const decoder_sequence *sequences, long count,
+/* Some layers of a step: those from `first` on, before `stop`. */
+typedef struct {
+  long first, stop;
+  uint16_t *hidden; /* [new tokens][hidden]: states before and after them; those before layer 0 are the embeddings */
+} decoder_layers;
+
+/* Adds the new tokens' K/V behind each sequence's `length` in these layers; after the last layer writes logits
+ * [count][vocab], bfloat16, of the last token of each. What a sequence gets does not depend on the others. */
+void decode(pool *threads, const decoder *model, decoder_layers layers, const decoder_sequence *sequences, long count,
             uint16_t *logits, void *workspace);

@@ -30,6 +30,7 @@ class Reservation:
         settled: see :meth:`BlockTable.begin`.
 
     Attributes:
+        prompt: its tokens.
         first: the first position that K/V is wanted of.
 
     Raises:
@@ -40,7 +41,7 @@ class Reservation:
     def __init__(self, cache: PagedCache, prompt: NDArray[np.int64], capacity: int, settled: int) -> None:
         table = BlockTable(cache, capacity)
         self._table: BlockTable | None = table
-        self._prompt = len(prompt)
+        self.prompt = prompt
         try:
             table.begin(prompt, settled)
             self.first = table.length
@@ -53,7 +54,8 @@ class Reservation:
         """The positions of a layer that K/V is wanted of: of a layer with a window, what the next token looks at."""
         cache = self._open().cache
         group = cache.geometry.groups[cache.places[layer][0]]
-        return range(max(self.first, group.first_needed(self._prompt)), self._prompt)
+        stop = len(self.prompt)
+        return range(max(self.first, group.first_needed(stop)), stop)
 
     def write(self, layer: int, first: int, states: torch.Tensor) -> None:
         """Put K/V ``[2, kv_heads, T, head_dim]`` of a layer at positions ``first`` on.
@@ -77,7 +79,7 @@ class Reservation:
     def admit(self) -> BlockTable:
         """All of it is there: the table of a sequence that has computed its prompt. The caller closes it."""
         table, self._table = self._open(), None
-        table.advance(self._prompt - self.first)
+        table.advance(len(self.prompt) - self.first)
         return table
 
     def release(self) -> None:

@@ -492,6 +492,8 @@ class DescribeResponse(_message.Message):
     SCRUBBED_FIELD_NUMBER: _builtins.int
     LOGICAL_DEVICE_FIELD_NUMBER: _builtins.int
     PROGRAMS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     binding: _builtins.str
     readback: _builtins.str
@@ -525,6 +527,12 @@ class DescribeResponse(_message.Message):
     def programs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Compiled programs: name, and a digest of the artifact. Empty where programs are not compiled."""
 
+    @_builtins.property
+    def cache(self) -> Global___Cache:
+        """Where the K/V of the resident model is; absent where it has no pages."""
+
+    @_builtins.property
+    def served(self) -> Global___Served: ...
     def __init__(
         self,
         *,
@@ -543,14 +551,128 @@ class DescribeResponse(_message.Message):
         scrubbed: _timestamp_pb2.Timestamp | None = ...,
         logical_device: _builtins.str = ...,
         programs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        cache: Global___Cache | None = ...,
+        served: Global___Served | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "owner", b"owner", "scrubbed", b"scrubbed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "counters", b"counters", "owner", b"owner", "scrubbed", b"scrubbed", "served", b"served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "logical_device", b"logical_device", "owner", b"owner", "parents", b"parents", "programs", b"programs", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "binding", b"binding", "cache", b"cache", "context_tokens", b"context_tokens", "counters", b"counters", "execution", b"execution", "logical_device", b"logical_device", "owner", b"owner", "parents", b"parents", "programs", b"programs", "readback", b"readback", "resident_bytes", b"resident_bytes", "scrubbed", b"scrubbed", "served", b"served", "test_options", b"test_options", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class Cache(_message.Message):
+    """Pages of keys and values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    page_tokens: _builtins.int
+    """Positions of one page."""
+    bytes: _builtins.int
+    """Of all pages."""
+    hit_tokens: _builtins.int
+    """Prompt tokens that were found in pages of earlier prompts, and not computed again."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheGroup]: ...
+    def __init__(
+        self,
+        *,
+        page_tokens: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        groups: _abc.Iterable[Global___CacheGroup] | None = ...,
+        hit_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "groups", b"groups", "hit_tokens", b"hit_tokens", "page_tokens", b"page_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cache: _TypeAlias = Cache  # noqa: Y015
+
+@_typing.final
+class CacheGroup(_message.Message):
+    """Pages of the layers that look equally far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    FREE_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
+    IN_USE_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    window: _builtins.int
+    """Positions that they look at; 0: all."""
+    layers: _builtins.int
+    pages: _builtins.int
+    free: _builtins.int
+    """Hold nothing."""
+    cached: _builtins.int
+    """Kept for prompts to come only; taken when they are needed."""
+    in_use: _builtins.int
+    """Of running requests."""
+    quarantined: _builtins.int
+    """Never used again."""
+    def __init__(
+        self,
+        *,
+        window: _builtins.int = ...,
+        layers: _builtins.int = ...,
+        pages: _builtins.int = ...,
+        free: _builtins.int = ...,
+        cached: _builtins.int = ...,
+        in_use: _builtins.int = ...,
+        quarantined: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "in_use", b"in_use", "layers", b"layers", "pages", b"pages", "quarantined", b"quarantined", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheGroup: _TypeAlias = CacheGroup  # noqa: Y015
+
+@_typing.final
+class Served(_message.Message):
+    """What was computed since the process started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Of the model."""
+    prompt_tokens: _builtins.int
+    """Of admitted requests."""
+    tokens: _builtins.int
+    """Generated."""
+    preemptions: _builtins.int
+    """Requests that gave their pages up, to compute them again."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Served: _TypeAlias = Served  # noqa: Y015
 
 @_typing.final
 class Parent(_message.Message):
