@@ -167,6 +167,7 @@ class Owner:
     def stop(self) -> None:
         """End: requests are failed, a transition is cancelled before its first write, else finished."""
         self._mailbox.close(OwnerError(Reason.STOPPING, "the daemon is stopping"))
+        self._context.log("owner.stopping")
         while self._thread.is_alive() and not self._watchdog.expired:
             self._thread.join(STOP_LOOK_S)
         self._watchdog.close()
@@ -225,13 +226,15 @@ class Owner:
 
     def turn(self) -> None:
         """Commands that came, one step of the scheduler, one step of each job. Waits when there is nothing to do."""
-        core = self._core
+        core, was_open = self._core, not self._mailbox.closed
         resident = None if core.quarantined else core.resident
         idle = not core.scheduler.runnable(resident) and not self._jobs.ready
         command = self._mailbox.take(wait=idle)
         while command is not None:
             command.action()
             command = self._mailbox.take(wait=False)
+        if was_open and self._mailbox.closed:
+            return  # jobs are told of the end before they take another step
         if core.quarantined:
             core.scheduler.fail_all(OwnerError(Reason.QUARANTINED, core.quarantined))
         else:

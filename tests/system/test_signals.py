@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def test_while_starting(tiny: Path, tmp_path: Path, step: str, number: signal.Si
         assert answer(again)[1] == owner(again).identity.digest
 
 
+def wait_for_log(daemon: DaemonProcess, event: str) -> None:
+    deadline = time.monotonic() + 60
+    while event not in daemon.log.read_text():
+        assert time.monotonic() < deadline, f"the daemon never said {event}"
+        time.sleep(0.01)
+
+
 STEPS = {
     "opened": ("commit_open", "after", "", "CANCELLED"),
     "the undo is read": ("read_rows", "after", "embed", "CANCELLED"),
@@ -93,6 +101,7 @@ def test_during_a_transition(tiny: Path, tmp_path: Path, step: str, number: sign
             pause.wait()
             daemon.process.send_signal(number)
             daemon.process.send_signal(number)  # an operator who has no patience
+            wait_for_log(daemon, "owner.stopping")
         assert daemon.process.wait(60) == 0
         going.exception(60)  # the stream ends, with its last event or without
     with DaemonProcess(tmp_path / "state", ["--threads", "2"]) as again:
