@@ -21,7 +21,7 @@ import torch
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.threads import HostThreads
-from rowlock.bindings.device import Sampling
+from rowlock.bindings.device import Counters, Sampling
 from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.config import ModelConfig, parse_config
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     config, weights, nbytes = load(options.checkpoint.resolve())
-    threads = HostThreads(options.threads)
+    threads = HostThreads(options.threads, Counters())
     geometry = plan_geometry(config, 2, DEFAULT_LIMITS, threads.free_bytes())
     cache = PagedCache(config, geometry, torch.bfloat16, torch.device("cpu"))
     arms = {"kernels": threads.create_decoder(config, weights), "torch": Decoder(config, weights)}

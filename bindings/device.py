@@ -56,6 +56,7 @@ class Counters:
         parses: compiled graphs read into host objects.
         parse_us: microseconds spent on that.
         create_us: microseconds spent on putting parsed graphs on the device.
+        workspaces: working memory of programs, made or grown.
 
     """
 
@@ -70,6 +71,7 @@ class Counters:
     parses: int = 0
     parse_us: int = 0
     create_us: int = 0
+    workspaces: int = 0
 
     def snapshot(self) -> Counters:
         return replace(self)
@@ -268,6 +270,10 @@ class Runtime(Protocol):
 
         Where nothing runs it would, if it could be opened.
         """
+        ...
+
+    def forget(self) -> None:
+        """Nothing of earlier prompts is found again. Idempotent, also after ``close``."""
         ...
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:

@@ -23,6 +23,8 @@ from rowlock.daemon.lock import runtime_directory
 from rowlock.daemon.owner.drift import DriftPolicy, Upkeep
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.retention import Retention
+from rowlock.daemon.owner.scheduler import ACTIVE_MAX
+from rowlock.daemon.owner.warmup import Variant
 from rowlock.daemon.settings import HttpSettings, Settings, TlsSettings
 
 
@@ -107,6 +109,17 @@ def _address(value: Any) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
+def _variants(value: Any) -> tuple[Variant, ...]:
+    wanted = f"a list of {{batch = 1 to {ACTIVE_MAX}, length = tokens}}"
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(wanted)
+    for item in value:
+        if set(item) != {"batch", "length"} or not 1 <= _count(item["batch"]) <= ACTIVE_MAX:
+            raise ValueError(wanted)
+        _count(item["length"])
+    return tuple(Variant(**item) for item in value)
+
+
 def _mode(value: Any) -> int:
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('an octal file mode such as "0600"')
@@ -181,6 +194,8 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
             _count, "bytes of all K/V pages; unset: for 8 sequences of the whole context, at most a quarter of memory"
         ),
         "page_tokens": Key(_count, "positions of one page; more than the context: one page as long as the context"),
+        "variants": Key(_variants, "shapes to be ready for: `[{batch = 1, length = 512}, ...]`, requests and tokens"),
+        "warmup": Key(_flag, "`true`: run each variant before a model is published; nothing of it is kept or counted"),
     },
     "retention": {
         "undo_generations": Key(_count, "generations whose undo is kept, newest first; the current one's always is"),
@@ -295,7 +310,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         upkeep=_upkeep(values.get("drift", {})),
         retention=Retention(**values.get("retention", {})),
         stall_s=api.get("stall_s", Settings.stall_s),
-        cache=CacheLimits(**values.get("serving", {})),
+        **_serving(values.get("serving", {})),
         tls=_tls(values.get("tls")),
         http=_http(values.get("http", {}), given.get("http")),
         fault_file=given.get("fault_file"),
@@ -304,6 +319,14 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         programs=owner.get("programs", default_programs()),
         without_hardware=given.get("without_hardware", owner.get("without_hardware", False)),
     )
+
+
+def _serving(serving: Mapping[str, Any]) -> dict[str, Any]:
+    limits = {key: serving[key] for key in ("cache_bytes", "page_tokens") if key in serving}
+    variants, warmup = serving.get("variants", ()), serving.get("warmup", False)
+    if warmup and not variants:
+        raise ConfigError("serving.warmup has nothing to run: name serving.variants")
+    return {"cache": CacheLimits(**limits), "variants": variants, "warmup": warmup}
 
 
 def _options(transition: Mapping[str, Any]) -> Options:

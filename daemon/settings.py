@@ -10,6 +10,7 @@ from rowlock.bindings.planner import Policy
 from rowlock.daemon.owner.drift import Upkeep
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.retention import Retention
+from rowlock.daemon.owner.warmup import Variant
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Settings:
         kill_file: test option: die or wait at a named point.
         placement_file: test option of the RNGD binding.
         cache: of keys and values.
+        variants: shapes to be ready for.
+        warmup: run each variant before a model is published.
         programs: directory of compiled programs; None is ``programs`` in the state directory.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
@@ -110,5 +113,7 @@ class Settings:
     kill_file: Path | None = None
     placement_file: Path | None = None
     cache: CacheLimits = field(default_factory=CacheLimits)
+    variants: tuple[Variant, ...] = ()
+    warmup: bool = False
     programs: Path | None = None
     without_hardware: bool = False

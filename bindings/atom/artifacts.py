@@ -132,6 +132,9 @@ class ArtifactRuntime:
         del tokens
         return True
 
+    def forget(self) -> None:
+        """Nothing is kept of earlier prompts."""
+
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         """The owner of the graphs goes one step; the others get nothing yet."""
         own = cast(list[ArtifactSequence], sequences)

@@ -48,9 +48,9 @@ class AtomBinding:
         limits: CacheLimits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
-        self._threads = HostThreads(threads)
         device = RblnDevice(rbln, address.logical, FaultFile(fault_file) if fault_file else None)
         self.counters = Counters()
+        self._threads = HostThreads(threads, self.counters)
         self._logical = address.logical
         self._parsed = ParsedGraphs(self.counters)
         self._graphs: ArtifactRuntime | None = None

@@ -28,9 +28,9 @@ class CpuBinding:
     """
 
     def __init__(self, threads: int, fault_file: Path | None = None, limits: CacheLimits = DEFAULT_LIMITS) -> None:
-        self._threads = HostThreads(threads)
         self._limits = limits
         self.counters = Counters()
+        self._threads = HostThreads(threads, self.counters)
         self.memory = RowMemory(self.counters, HostDevice(FaultFile(fault_file) if fault_file else None))
         self.facts = DeviceFacts(
             device="cpu",

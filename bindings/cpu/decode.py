@@ -23,6 +23,7 @@ from rowlock.bindings.cpu.kernel_library import (
     LayerPages,
     Rotation,
 )
+from rowlock.bindings.device import Counters
 from rowlock.bindings.model.cache.geometry import SPAN_TOKENS
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.table import BlockTable
@@ -69,10 +70,14 @@ class NativeDecoder:
         decoder: over the same weights.
         weights: resident tensors by parent name; they must not move.
         kernels: of this machine.
+        counters: of the working memory that it makes.
 
     """
 
-    def __init__(self, decoder: Decoder, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+    def __init__(
+        self, decoder: Decoder, weights: Mapping[str, torch.Tensor], kernels: Kernels, counters: Counters
+    ) -> None:
+        self._counters = counters
         self._decoder = decoder
         self._weights = weights  # keeps the memory that the model points to
         self._kernels = kernels
@@ -116,6 +121,7 @@ class NativeDecoder:
         needed = self._kernels.library.decode_workspace(self._model, total)
         if self._workspace.numel() < needed:
             self._workspace = torch.empty(needed, dtype=torch.uint8)
+            self._counters.workspaces += 1
         if hidden is None:
             hidden = torch.empty(total, config.hidden, dtype=torch.bfloat16)
         logits = torch.empty(len(spans), config.vocab, dtype=torch.bfloat16)

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from rowlock.bindings.cpu.decode import NativeDecoder, supported
 from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
 from rowlock.bindings.cpu.linear import native_linear
+from rowlock.bindings.device import Counters
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder, Programs
 from rowlock.bindings.weights import host_free_bytes
@@ -24,8 +25,9 @@ class HostThreads:
     own are used, which give the same bits; see ``kernels/``.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, counters: Counters) -> None:
         self._threads = threads
+        self._counters = counters
         library = load_kernels() if torch.backends.cpu.get_cpu_capability() == "AVX2" else None
         self._kernels = Kernels(library, threads) if library is not None else None
         self.prepare()
@@ -37,7 +39,7 @@ class HostThreads:
         decoder = Decoder(config, weights, native_linear(self._kernels))
         if not supported(config, decoder.dtype):
             return decoder
-        return NativeDecoder(decoder, weights, self._kernels)
+        return NativeDecoder(decoder, weights, self._kernels, self._counters)
 
     def free_bytes(self) -> int:
         return host_free_bytes()

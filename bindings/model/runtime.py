@@ -111,6 +111,10 @@ class DecoderRuntime:
     def has_room(self, tokens: int) -> bool:
         return self._current_cache().has_room(tokens)
 
+    def forget(self) -> None:
+        if self._cache is not None:
+            self._cache.forget_prefixes()
+
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         cache = self._current_cache()
         assert self._stepper is not None

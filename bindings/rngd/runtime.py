@@ -88,6 +88,9 @@ class RngdRuntime:
         del tokens
         return True
 
+    def forget(self) -> None:
+        """Nothing is kept of earlier prompts."""
+
     def advance(self, sequences: list[SequenceOnDevice]) -> list[Step]:
         """One after another: the prepared programs are for one sequence."""
         return [sequence.advance() for sequence in cast(list[RngdSequence], sequences)]

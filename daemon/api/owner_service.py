@@ -16,6 +16,7 @@ from rowlock.daemon.api.errors import refusals
 from rowlock.daemon.api.following import follow
 from rowlock.daemon.api.messages import (
     chained_message,
+    counters_message,
     describe_message,
     event_message,
     owner_message,
@@ -23,7 +24,14 @@ from rowlock.daemon.api.messages import (
     record_message,
     verify_message,
 )
-from rowlock.daemon.api.requests import check_request_id, options_of, request_digest, require_of, target_path
+from rowlock.daemon.api.requests import (
+    check_request_id,
+    options_of,
+    request_digest,
+    require_of,
+    target_path,
+    variant_of,
+)
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.owner import Owner
@@ -160,6 +168,14 @@ class OwnerService(owner_pb2_grpc.OwnerServiceServicer):
             seed = request.seed or (secrets.randbelow(SEED_BOUND - 1) + 1 if request.sample else 0)
             sample = Sample(request.sample, seed) if request.sample else None
             return verify_message(await asyncio.wrap_future(self._owner.verify(sample)), seed)
+
+    async def PrepareVariant(  # noqa: N802
+        self, request: owner_pb2.PrepareVariantRequest, context: Context
+    ) -> owner_pb2.PrepareVariantResponse:
+        async with refusals(context):
+            variant = variant_of(request)
+            cost = await asyncio.wrap_future(self._owner.prepare_variant(variant))
+            return owner_pb2.PrepareVariantResponse(counters=counters_message(vars(cost)))
 
     # Mutations: durable once the first event is sent.
 

@@ -14,6 +14,8 @@ from google.protobuf.message import Message
 
 from rowlock.bindings.plan import Require, TargetCheck, Verify
 from rowlock.daemon.owner.options import Drain, Options
+from rowlock.daemon.owner.scheduler import ACTIVE_MAX
+from rowlock.daemon.owner.warmup import Variant
 from rowlock.v1 import owner_pb2
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -90,3 +92,12 @@ def _choice(field: str, value: int, table: Mapping[Any, E], default: E) -> E:
     if value not in table:
         raise OwnerError(Reason.ARGUMENT_INVALID, f"{field}: {value} is none of its values")
     return table[value]
+
+
+def variant_of(request: owner_pb2.PrepareVariantRequest) -> Variant:
+    """Raises OwnerError: ARGUMENT_INVALID."""
+    if not 1 <= request.batch <= ACTIVE_MAX:
+        raise OwnerError(Reason.ARGUMENT_INVALID, f"batch: {request.batch} is not from 1 to {ACTIVE_MAX}")
+    if not request.length:
+        raise OwnerError(Reason.ARGUMENT_INVALID, "length: is 0")
+    return Variant(request.batch, request.length)

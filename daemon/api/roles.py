@@ -15,7 +15,7 @@ from rowlock.daemon.settings import TlsSettings
 
 OPERATE: Final = frozenset(
     f"/rowlock.v1.OwnerService/{name}"
-    for name in ("Transition", "Rollback", "PushRows", "Cancel", "Unload", "ReleaseQuarantine")
+    for name in ("Transition", "Rollback", "PushRows", "Cancel", "Unload", "ReleaseQuarantine", "PrepareVariant")
 )
 """Methods that change the owner; all others are for readers too."""
 

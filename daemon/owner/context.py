@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from rowlock.daemon.owner.warmup import Variant
 from rowlock.journal.points import Points
 
 
@@ -67,6 +68,7 @@ class Context:
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
         points: told of every device effect, and of every phase; the journal and its files have the same.
+        variants: shapes that every new runtime is run in before it is published.
         test_options: in force besides those of the binding; empty in production.
 
     """
@@ -78,4 +80,5 @@ class Context:
     comparers: Executor
     log: Callable[..., None]
     points: Points
+    variants: tuple[Variant, ...] = ()
     test_options: tuple[str, ...] = ()

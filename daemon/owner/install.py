@@ -10,6 +10,7 @@ from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, n
 from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.target import Target
+from rowlock.daemon.owner.warmup import warm_up
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -48,7 +49,7 @@ def prove_upload(core: Core, runtime: Runtime, images: Images) -> None:
 
 
 def install(core: Core, target: Target) -> Runtime:
-    """Stage, create, upload, prove; after an error nothing of it is left.
+    """Stage, create, upload, prove, warm up; after an error nothing of it is left.
 
     Raises:
         CloseFailedError: something of it may be left.
@@ -60,6 +61,7 @@ def install(core: Core, target: Target) -> Runtime:
     try:
         upload(core, runtime, images)
         prove_upload(core, runtime, images)
+        warm_up(runtime, target.config, core.context.variants)
     except Exception:
         core.close_runtime(runtime)
         raise

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rowlock.bindings.checkpoint.manifest import TensorManifest
-from rowlock.bindings.device import Binding, CacheUse, DeviceFacts
+from rowlock.bindings.device import Binding, CacheUse, Counters, DeviceFacts
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
@@ -31,6 +31,7 @@ from rowlock.daemon.owner.target import Target, TargetLoader
 from rowlock.daemon.owner.transitions import Transitions
 from rowlock.daemon.owner.verification import Sample, Verification, verify
 from rowlock.daemon.owner.view import OwnerView
+from rowlock.daemon.owner.warmup import Variant, steps_of
 from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
 from rowlock.journal.journal import Journal
 from rowlock.journal.journal_file import JournalError
@@ -138,6 +139,17 @@ class Owner:
         def action(promise: Future[Verification]) -> None:
             self._transitions.refuse_busy()
             self._answer(promise, self._verify(sample))
+
+        return self._ask(action)
+
+    def prepare_variant(self, variant: Variant) -> Future[Counters]:
+        """Run the resident model in a shape, between the steps of requests; what it cost at the device boundary."""
+
+        def action(promise: Future[Counters]) -> None:
+            self._transitions.refuse_busy()
+            if self._core.resident is None:
+                raise OwnerError(Reason.EMPTY, self._core.reason or "nothing is resident")
+            self._answer(promise, self._prepare_variant(self._core.resident, variant))
 
         return self._ask(action)
 
@@ -310,6 +322,14 @@ class Owner:
 
     def _heed(self, resident: Resident, found: Mapping[str, TensorManifest]) -> Steps[None]:
         return self._keeper.heed(resident, found)
+
+    def _prepare_variant(self, resident: Resident, variant: Variant) -> Steps[Counters]:
+        before = self._core.binding.counters.snapshot()
+        for _ in steps_of(resident.runtime, resident.config, variant):
+            yield None
+            if self._core.resident is not resident or self._transitions.open_id:
+                raise OwnerError(Reason.TRANSITION_OPEN, "a transition has begun meanwhile: prepare it again")
+        return self._core.binding.counters.since(before)
 
     def _is_idle(self) -> bool:
         scheduler = self._core.scheduler

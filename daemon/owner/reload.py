@@ -3,7 +3,7 @@
 Everything that can fail without the device fails before the drain::
 
     stage (read all, digests, programs) -> old can be rebuilt? -> journal ‖ drain
-        -> | fence, close old, create new, upload, fence, verify, publish |
+        -> | fence, close old, create new, upload, fence, verify, warm up, publish |
 
 If the new one fails, the old identity is loaded again from its checkpoint.
 """
@@ -23,6 +23,7 @@ from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.states import TransitionEvent
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.transit import Transit
+from rowlock.daemon.owner.warmup import warm_up
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -85,6 +86,9 @@ class Reload(Transit):
         self.chronicle.note(TransitionEvent.WRITES_FENCED, f"reading back {len(self.images)} allocations")
         with self.watch.phase("verify"):
             prove_upload(core, self.runtime, self.images)
+        if core.context.variants:
+            with self.watch.phase("warm_up"):
+                warm_up(self.runtime, self.target.config, core.context.variants)
         self._publish(self.runtime)
 
     def _publish(self, runtime: Runtime) -> None:

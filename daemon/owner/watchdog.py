@@ -204,6 +204,9 @@ class _WatchedRuntime:
     def has_room(self, tokens: int) -> bool:
         return self._inner.has_room(tokens)
 
+    def forget(self) -> None:
+        self._inner.forget()
+
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         with self._boundary.call(Point.ADVANCE, f"{len(sequences)} sequences"):
             return self._inner.advance(sequences)

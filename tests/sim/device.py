@@ -284,6 +284,9 @@ class SimRuntime:
         del tokens
         return True
 
+    def forget(self) -> None:
+        """Nothing is kept of earlier prompts."""
+
     def advance(self, sequences: list[Any]) -> list[Step]:
         self._hook(self.memory.device, "advance", "")
         self.memory.device.stepping = True

@@ -12,7 +12,9 @@ from support.owners import Answer, OwnerHarness, running_owner
 
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.model.cache.geometry import CacheLimits
-from rowlock.daemon.owner.states import TransitionState
+from rowlock.bindings.plan import Require
+from rowlock.daemon.owner.states import OwnerState, TransitionState
+from rowlock.daemon.owner.warmup import Variant
 from rowlock.v1.errors import OwnerError, Reason
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 2
@@ -207,3 +209,62 @@ def test_the_first_token_may_be_the_last(owner: OwnerHarness) -> None:
     assert answer.wait() == []
     assert answer.stopped
     assert in_use(owner) == [0]
+
+
+VARIANTS = (Variant(1, 100), Variant(4, 20), Variant(8, 8))
+
+
+def of_first_times(owner: OwnerHarness) -> dict[str, int]:
+    """What is counted when something is made, loaded or compiled."""
+    owner.verify()
+    counters = vars(owner.owner.view.counters)
+    return {name: counters[name] for name in ("compiles", "program_loads", "allocations", "workspaces")}
+
+
+def test_after_a_warmup_nothing_is_made_at_a_first_request_and_nothing_is_left_of_it(
+    tmp_path: Path, tiny: Path, owner: OwnerHarness
+) -> None:
+    prompts = {
+        (variant, number): tuple((7 * number + at) % 250 for at in range(variant.length))
+        for variant in VARIANTS
+        for number in range(variant.batch)
+    }
+    expected = {key: owner.ask(prompt, 3).wait() for key, prompt in prompts.items()}
+    with running_owner(tmp_path / "warm", tiny, variants=VARIANTS, warmup=True) as warm:
+        assert set(served(warm).values()) == {0}
+        (group,) = warm.owner.view.cache.groups
+        assert (group.free, warm.owner.view.cache.hit_tokens) == (group.pages, 0)
+        ready = of_first_times(warm)
+        assert ready["workspaces"] > 0
+        for variant in VARIANTS:
+            answers = {key: warm.ask(prompts[key], 3) for key in prompts if key[0] == variant}
+            assert {key: answer.wait() for key, answer in answers.items()} == {key: expected[key] for key in answers}
+        assert of_first_times(warm) == ready
+        # and after a reload, whose runtime is another one
+        other = change_rows(tiny, tmp_path / "other", EMBED, [3], negate)
+        assert warm.transition(other, Require.B1).state == TransitionState.PUBLISHED.value
+        ready = of_first_times(warm)
+        warm.ask(prompts[VARIANTS[0], 0], 3).wait()
+        assert of_first_times(warm) == ready
+
+
+def test_a_variant_that_does_not_fit_is_named(tmp_path: Path, tiny: Path) -> None:
+    with running_owner(tmp_path / "state", tiny, cache=pages(10), variants=(Variant(8, 60),), warmup=True) as owner:
+        assert owner.owner.view.state is OwnerState.EMPTY
+        told = "serving.variants: batch 8, length 60: the pages are not enough for all of it"
+        assert told in owner.owner.view.reason
+
+
+def test_a_variant_is_added_to_a_live_owner(owner: OwnerHarness) -> None:
+    running, expected = owner.ask("go on", 60), owner.tokens("go on", 60)
+    identity, before = owner.identity, of_first_times(owner)
+    cost = owner.owner.prepare_variant(Variant(8, 100)).result(60)
+    assert (cost.workspaces, cost.allocations, cost.bytes_written) == (1, 0, 0)
+    assert running.wait() == expected
+    after = of_first_times(owner)
+    again = owner.owner.prepare_variant(Variant(8, 100)).result(60)
+    assert again.workspaces == 0
+    assert (after["allocations"], owner.identity) == (before["allocations"], identity)
+    assert in_use(owner) == [0]
+    with pytest.raises(OwnerError, match="batch 1, length 2047: with 2 new tokens it exceeds the context of 2048"):
+        owner.owner.prepare_variant(Variant(1, 2047)).result(60)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from support.commands import rowlock
 
+from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.daemon.config import ConfigError, build_settings, read_config
 from rowlock.daemon.owner.options import Drain
+from rowlock.daemon.owner.warmup import Variant
 from rowlock.daemon.settings import HttpSettings
 
 GOOD = """
@@ -32,6 +34,11 @@ drain = "deadline"
 drain_deadline_s = 2.5
 on_b1_failure = "empty"
 undo_durable_max = 0
+
+[serving]
+page_tokens = 16
+variants = [{batch = 2, length = 64}]
+warmup = true
 """
 
 
@@ -48,6 +55,7 @@ def test_a_good_file_becomes_settings_and_the_command_line_comes_first(tmp_path:
     assert (settings.reload, settings.call_timeout_s, settings.target_roots) == (False, 30.0, (Path("/models"),))
     options = settings.options
     assert (options.verify, options.target_check, options.drain) == (Verify.ALL, TargetCheck.STAGED, Drain.DEADLINE)
+    assert (settings.cache, settings.variants, settings.warmup) == (CacheLimits(0, 16), (Variant(2, 64),), True)
     assert (options.drain_deadline_s, options.reload_old, settings.policy.undo_durable_max) == (2.5, False, 0)
 
 
@@ -76,6 +84,11 @@ def test_defaults_are_the_documented_ones() -> None:
         ('[http]\nlisten = "127.0.0.1:99999"\n', "toml:2: http.listen is"),
         ('[http]\ncertificate = "/c.pem"\n', "toml:2: http.certificate goes with http.key"),
         ('[http]\nkey = "/c.key"\n', "toml:2: http.key goes with http.certificate"),
+        ("[serving]\ncache_bytes = 0\n", "a whole number from 1 up"),
+        ("[serving]\nvariants = [{batch = 9, length = 1}]\n", "batch = 1 to 8, length = tokens"),
+        ("[serving]\nvariants = [{batch = 1}]\n", "batch = 1 to 8, length = tokens"),
+        ("[serving]\nvariants = [{batch = 1, length = 0}]\n", "a whole number from 1 up"),
+        ("[serving]\nvariants = [512]\n", "batch = 1 to 8, length = tokens"),
         ("[owner]\nthreads = \n", "toml"),
         ("[owner]\nthreads = 1\nthreads = 2\n", "toml"),
     ],
@@ -90,6 +103,7 @@ def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
     [
         ({"transition": {"drain": "deadline"}}, "drain_deadline_s"),
         ({"transition": {"drain_deadline_s": 1.0}}, "drain_deadline_s"),
+        ({"serving": {"warmup": True}}, "serving.warmup has nothing to run"),
         ({"tls": {"address": "x:1", "certificate": Path("/c"), "key": Path("/k")}}, "tls.client_ca"),
     ],
 )

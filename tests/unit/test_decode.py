@@ -14,6 +14,7 @@ from support.checkpoints import GEMMA3, QWEN3, TINY
 
 from rowlock.bindings.cpu.decode import NativeDecoder, supported
 from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, PagedRows, load_kernels
+from rowlock.bindings.device import Counters
 from rowlock.bindings.model.cache.table import BlockTable, table_for_one
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Decoder, Span
@@ -70,7 +71,7 @@ def pair(request: pytest.FixtureRequest, kernels: Kernels) -> tuple[Decoder, Nat
     }
     decoder = Decoder(config, weights)
     assert supported(config, decoder.dtype)
-    return decoder, NativeDecoder(decoder, weights, kernels)
+    return decoder, NativeDecoder(decoder, weights, kernels, Counters())
 
 
 def new_table(decoder: Decoder, capacity: int, page_tokens: int = 4) -> BlockTable:

@@ -14,7 +14,7 @@ from support.checkpoints import TINY
 
 from rowlock.bindings.cpu.decode import NativeDecoder
 from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
-from rowlock.bindings.device import Preempted, Sampling, Step
+from rowlock.bindings.device import Counters, Preempted, Sampling, Step
 from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.reservation import Reservation
@@ -59,7 +59,7 @@ def native(request: pytest.FixtureRequest) -> NativeDecoder:
         ).to(torch.bfloat16)
         for name, parent in build_layout(config, "BF16").parents.items()
     }
-    return NativeDecoder(Decoder(config, weights), weights, Kernels(library, 1))
+    return NativeDecoder(Decoder(config, weights), weights, Kernels(library, 1), Counters())
 
 
 def new_cache(native: NativeDecoder, tokens: int, page_tokens: int = PAGE) -> PagedCache:

@@ -760,6 +760,7 @@ class Counters(_message.Message):
     PARSE_US_FIELD_NUMBER: _builtins.int
     CREATE_US_FIELD_NUMBER: _builtins.int
     EXECUTIONS_FIELD_NUMBER: _builtins.int
+    WORKSPACES_FIELD_NUMBER: _builtins.int
     uploads: _builtins.int
     program_loads: _builtins.int
     compiles: _builtins.int
@@ -774,6 +775,8 @@ class Counters(_message.Message):
     """Microseconds spent on putting parsed graphs on the device."""
     executions: _builtins.int
     """Runs of a compiled program."""
+    workspaces: _builtins.int
+    """Working memory of programs, made or grown."""
     def __init__(
         self,
         *,
@@ -788,10 +791,11 @@ class Counters(_message.Message):
         parse_us: _builtins.int = ...,
         create_us: _builtins.int = ...,
         executions: _builtins.int = ...,
+        workspaces: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "create_us", b"create_us", "executions", b"executions", "native_calls", b"native_calls", "parse_us", b"parse_us", "parses", b"parses", "program_loads", b"program_loads", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "bytes_read_back", b"bytes_read_back", "bytes_written", b"bytes_written", "compiles", b"compiles", "create_us", b"create_us", "executions", b"executions", "native_calls", b"native_calls", "parse_us", b"parse_us", "parses", b"parses", "program_loads", b"program_loads", "uploads", b"uploads", "workspaces", b"workspaces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1887,6 +1891,51 @@ class ChainedEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChainedEvent: _TypeAlias = ChainedEvent  # noqa: Y015
+
+@_typing.final
+class PrepareVariantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """Requests that run together, and tokens of each prompt."""
+    length: _builtins.int
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareVariantRequest: _TypeAlias = PrepareVariantRequest  # noqa: Y015
+
+@_typing.final
+class PrepareVariantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counters(self) -> Global___Counters:
+        """What it cost at the device boundary."""
+
+    def __init__(
+        self,
+        *,
+        counters: Global___Counters | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareVariantResponse: _TypeAlias = PrepareVariantResponse  # noqa: Y015
 
 @_typing.final
 class VerifyRequest(_message.Message):

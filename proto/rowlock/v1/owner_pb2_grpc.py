@@ -115,6 +115,11 @@ class OwnerServiceStub:
                 request_serializer=rowlock_dot_v1_dot_owner__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=rowlock_dot_v1_dot_owner__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.PrepareVariant = channel.unary_unary(
+                '/rowlock.v1.OwnerService/PrepareVariant',
+                request_serializer=rowlock_dot_v1_dot_owner__pb2.PrepareVariantRequest.SerializeToString,
+                response_deserializer=rowlock_dot_v1_dot_owner__pb2.PrepareVariantResponse.FromString,
+                _registered_method=True)
 
 
 class OwnerServiceServicer:
@@ -239,6 +244,15 @@ class OwnerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareVariant(self, request, context):
+        """Runs the resident model once in a shape that it will be asked for, between
+        the steps of requests: what is made at the first time is there afterwards.
+        Weights are not touched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OwnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -321,6 +335,11 @@ def add_OwnerServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=rowlock_dot_v1_dot_owner__pb2.VerifyRequest.FromString,
                     response_serializer=rowlock_dot_v1_dot_owner__pb2.VerifyResponse.SerializeToString,
+            ),
+            'PrepareVariant': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareVariant,
+                    request_deserializer=rowlock_dot_v1_dot_owner__pb2.PrepareVariantRequest.FromString,
+                    response_serializer=rowlock_dot_v1_dot_owner__pb2.PrepareVariantResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -756,6 +775,33 @@ class OwnerService:
             '/rowlock.v1.OwnerService/Verify',
             rowlock_dot_v1_dot_owner__pb2.VerifyRequest.SerializeToString,
             rowlock_dot_v1_dot_owner__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareVariant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rowlock.v1.OwnerService/PrepareVariant',
+            rowlock_dot_v1_dot_owner__pb2.PrepareVariantRequest.SerializeToString,
+            rowlock_dot_v1_dot_owner__pb2.PrepareVariantResponse.FromString,
             options,
             channel_credentials,
             insecure,

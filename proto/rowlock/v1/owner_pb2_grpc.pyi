@@ -77,6 +77,11 @@ class OwnerServiceStub:
     allocations, and compares its digests with the published identity. What
     differs is reported, and dealt with by the owner's drift policy.
     """
+    PrepareVariant: _grpc.UnaryUnaryMultiCallable[_owner_pb2.PrepareVariantRequest, _owner_pb2.PrepareVariantResponse]
+    """Runs the resident model once in a shape that it will be asked for, between
+    the steps of requests: what is made at the first time is there afterwards.
+    Weights are not touched.
+    """
 
 @_typing.type_check_only
 class OwnerServiceAsyncStub(OwnerServiceStub):
@@ -126,6 +131,11 @@ class OwnerServiceAsyncStub(OwnerServiceStub):
     """Reads every resident byte back from the device, or a sample of the
     allocations, and compares its digests with the published identity. What
     differs is reported, and dealt with by the owner's drift policy.
+    """
+    PrepareVariant: _aio.UnaryUnaryMultiCallable[_owner_pb2.PrepareVariantRequest, _owner_pb2.PrepareVariantResponse]  # type: ignore[assignment]
+    """Runs the resident model once in a shape that it will be asked for, between
+    the steps of requests: what is made at the first time is there afterwards.
+    Weights are not touched.
     """
 
 class OwnerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -269,6 +279,17 @@ class OwnerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads every resident byte back from the device, or a sample of the
         allocations, and compares its digests with the published identity. What
         differs is reported, and dealt with by the owner's drift policy.
+        """
+
+    @_abc_1.abstractmethod
+    def PrepareVariant(
+        self,
+        request: _owner_pb2.PrepareVariantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_owner_pb2.PrepareVariantResponse, _abc.Awaitable[_owner_pb2.PrepareVariantResponse]]:
+        """Runs the resident model once in a shape that it will be asked for, between
+        the steps of requests: what is made at the first time is there afterwards.
+        Weights are not touched.
         """
 
 def add_OwnerServiceServicer_to_server(servicer: OwnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

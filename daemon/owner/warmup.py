@@ -1,0 +1,93 @@
+"""Running a new runtime once in the shapes that it will be asked for, before anybody waits for it.
+
+What it allocates, loads or compiles when it first meets a shape is then there. Nothing of it can be seen afterwards: no
+page is held, no prefix is known, nothing is counted as served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rowlock.bindings.device import DeviceError, Preempted, Runtime, Sampling, Sequence, Step
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.v1.errors import OwnerError, Reason
+
+NEW_TOKENS: Final = 2
+"""The first comes with the prompt, the second is decoded."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A shape to be ready for.
+
+    Attributes:
+        batch: requests that run together.
+        length: tokens of each prompt.
+
+    """
+
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, length {self.length}"
+
+
+def warm_up(runtime: Runtime, config: ModelConfig, variants: tuple[Variant, ...]) -> None:
+    """Run each variant.
+
+    Raises:
+        OwnerError: CONTEXT_EXCEEDED or CACHE_EXCEEDED, naming the variant.
+        DeviceError: of the runtime.
+
+    """
+    for variant in variants:
+        for _ in steps_of(runtime, config, variant):
+            pass
+
+
+def steps_of(runtime: Runtime, config: ModelConfig, variant: Variant) -> Iterator[None]:
+    """Run one variant, step by step; whoever ends early leaves nothing behind."""
+    capacity = variant.length + NEW_TOKENS
+    if capacity > config.context:
+        raise OwnerError(
+            Reason.CONTEXT_EXCEEDED,
+            f"serving.variants: {variant}: with {NEW_TOKENS} new tokens it exceeds the context of {config.context}",
+        )
+    sequences: list[Sequence] = []
+    try:
+        for number in range(variant.batch):
+            # they begin in different ways, so that none finds what another has computed
+            prompt = ((number + 1) % config.vocab,) + (0,) * (variant.length - 1)
+            sequences.append(_opened(runtime, prompt, capacity, variant))
+        yield from _advanced(runtime, sequences, variant)
+    finally:
+        for sequence in sequences:
+            sequence.close()
+        runtime.forget()
+
+
+def _opened(runtime: Runtime, prompt: tuple[int, ...], capacity: int, variant: Variant) -> Sequence:
+    try:
+        return runtime.open_sequence(prompt, Sampling(), capacity)
+    except DeviceError as error:
+        raise OwnerError(Reason.CACHE_EXCEEDED, f"serving.variants: {variant}: {error}") from error
+
+
+def _advanced(runtime: Runtime, sequences: list[Sequence], variant: Variant) -> Iterator[None]:
+    """Until each has its tokens, or an error of its own."""
+    left = {id(sequence): NEW_TOKENS for sequence in sequences}
+    while running := [sequence for sequence in sequences if left[id(sequence)] > 0]:
+        for sequence, step in zip(running, runtime.advance(running), strict=True):
+            left[id(sequence)] -= _taken(step, variant)
+        yield
+
+
+def _taken(step: Step, variant: Variant) -> int:
+    if isinstance(step, Preempted):
+        raise OwnerError(Reason.CACHE_EXCEEDED, f"serving.variants: {variant}: the pages are not enough for all of it")
+    if isinstance(step, DeviceError):
+        return NEW_TOKENS
+    return 0 if step is None else 1
