@@ -8,8 +8,10 @@ import numpy as np
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding
+from rowlock.bindings.cpu.decode import NativeDecoder
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.decoder import Decoder
 from rowlock.bindings.model.layout import layout_of
 from rowlock.bindings.model.runtime import DecoderRuntime
 
@@ -26,6 +28,14 @@ def loaded(binding: CpuBinding, directory: Path) -> DecoderRuntime:
             binding.memory.write_rows(runtime.allocations[placement.parent], placement.first_row, data)
     binding.memory.fence()
     return runtime
+
+
+def decoder_of(runtime: DecoderRuntime) -> Decoder:
+    """The decoder in torch over a runtime's weights, whether or not it is what answers requests."""
+    programs = runtime._programs
+    decoder = programs._decoder if isinstance(programs, NativeDecoder) else programs
+    assert isinstance(decoder, Decoder)
+    return decoder
 
 
 def greedy(runtime: DecoderRuntime, prompt: tuple[int, ...], count: int) -> list[int]:
