@@ -172,14 +172,20 @@ def report(lines: list[Line], said: list[str]) -> str:
                 for line in lines
             ),
             "",
-            f"{TOKENS} greedy tokens after each of 20 prompts, and up to the end of sequence where one comes:",
-            "",
-            "| model | a fixed number | through the end of sequence |",
-            "|---|---|---|",
-            *said,
-            "",
+            *(tokens_report(said) if said else []),
         ]
     )
+
+
+def tokens_report(said: list[str]) -> list[str]:
+    return [
+        f"{TOKENS} greedy tokens after each of 20 prompts, and up to the end of sequence where one comes:",
+        "",
+        "| model | a fixed number | through the end of sequence |",
+        "|---|---|---|",
+        *said,
+        "",
+    ]
 
 
 if __name__ == "__main__":
