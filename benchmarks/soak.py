@@ -283,6 +283,8 @@ def afterwards(daemon: DaemonProcess, url: str) -> list[str]:
         broken.append("resident bytes are not those of the identity")
     if httpx.get(f"{url}/ready").status_code != 200:
         broken.append("the owner is not ready")
+    groups = client.owner.Describe(owner_pb2.DescribeRequest()).cache.groups
+    broken += [f"pages are left: {group}" for group in groups if group.free + group.cached != group.pages]
     text = daemon.log.read_text()
     errors = [line for line in log_lines(daemon) if line.get("level") == "error"]
     strangers = [line for line in text.splitlines() if line and not line.startswith("{")]

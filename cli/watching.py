@@ -34,8 +34,8 @@ def watch(client: Client, output: Output, interval_s: float, lines: Lines) -> No
     with suppress(KeyboardInterrupt), _changes(client) as changed:
         while True:
             changed.clear()
-            owner = client.call(client.owner.GetOwner, owner_pb2.GetOwnerRequest()).owner
-            show(owner, rate.of(owner))
+            described = client.call(client.owner.Describe, owner_pb2.DescribeRequest())
+            show(described, rate.of(described.owner))
             changed.wait(interval_s)
 
 
@@ -60,23 +60,33 @@ class _Screen:
         self._lines = lines
         self._shown = 0
 
-    def show(self, owner: owner_pb2.Owner, tokens_per_s: float) -> None:
-        lines = [*self._lines(owner), f"  tokens     {owner.tokens}, {tokens_per_s:.1f} a second"]
+    def show(self, described: owner_pb2.DescribeResponse, tokens_per_s: float) -> None:
+        lines = [*self._lines(described.owner), f"  cache      {cache_use(described.cache)}"]
+        lines.append(f"  tokens     {described.owner.tokens}, {tokens_per_s:.1f} a second")
         back = f"\x1b[{self._shown}A\x1b[J" if self._shown else ""
         click.echo(back + "\n".join(lines))
         self._shown = len(lines)
 
 
-def _print(owner: owner_pb2.Owner, tokens_per_s: float) -> None:
+def cache_use(cache: owner_pb2.Cache) -> str:
+    """Pages of each group for a person."""
+    groups = [f"{group.in_use} of {group.pages} pages in use, {group.cached} kept" for group in cache.groups]
+    return "; ".join(groups) or "no pages"
+
+
+def _print(described: owner_pb2.DescribeResponse, tokens_per_s: float) -> None:
+    owner = described.owner
     state = owner_pb2.OwnerState.Name(owner.state).removeprefix("OWNER_STATE_")
     click.echo(
         f"{owner.device} {state} {short(owner.identity)} generation {owner.generation}; "
-        f"{owner.requests_active} active, {owner.requests_waiting} waiting; {tokens_per_s:.1f} tokens a second"
+        f"{owner.requests_active} active, {owner.requests_waiting} waiting; "
+        f"{tokens_per_s:.1f} tokens a second; {cache_use(described.cache)}"
     )
 
 
-def _print_json(owner: owner_pb2.Owner, tokens_per_s: float) -> None:
-    print_json({**to_json(owner), "tokens_per_s": round(tokens_per_s, 3)})
+def _print_json(described: owner_pb2.DescribeResponse, tokens_per_s: float) -> None:
+    cache = to_json(described.cache) if described.HasField("cache") else None
+    print_json({**to_json(described.owner), "cache": cache, "tokens_per_s": round(tokens_per_s, 3)})
 
 
 @contextmanager

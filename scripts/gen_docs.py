@@ -104,7 +104,7 @@ def json_forms() -> str:
         "# JSON",
         "",
         "What `--json` prints on stdout: one document, or JSON Lines for `transition`, `rollback`, `unload`, `generate` and",
-        "`status --watch` (with `tokens_per_s` beside the fields of `status`). Every field is always there; numbers are numbers; an absent message or an unset enum is `null`;",
+        "`status --watch` (with `cache` and `tokens_per_s` beside the fields of `status`). Every field is always there; numbers are numbers; an absent message or an unset enum is `null`;",
         'times are seconds since the epoch. An error is `{"error": {"message", "reason", "hint"}}`, with the reason from',
         "[errors.md](errors.md) and the exit code of the process.",
         "",

@@ -28,6 +28,18 @@ OWNER_METRICS: Final[dict[str, MetricInfo]] = {
     "rowlock_requests_active": MetricInfo("gauge", "Requests that compute"),
     "rowlock_requests_waiting": MetricInfo("gauge", "Requests that wait for admission"),
     "rowlock_computed_tokens": MetricInfo("counter", "Tokens computed for requests"),
+    "rowlock_prefix_hit_tokens": MetricInfo(
+        "counter", "Prompt tokens found in pages of earlier prompts since the model was loaded"
+    ),
+    "rowlock_preemptions": MetricInfo("counter", "Requests that gave their pages up, to compute them again"),
+    "rowlock_model_steps": MetricInfo("counter", "Steps of the model"),
+    "rowlock_cache_pages": MetricInfo(
+        "gauge",
+        "Pages of keys and values of the layers that look `window` positions far (0: all): "
+        "`in_use`, `cached`, `free`, `quarantined`",
+        ("window", "use"),
+    ),
+    "rowlock_cache_bytes": MetricInfo("gauge", "Bytes of all pages"),
     "rowlock_resident_bytes": MetricInfo("gauge", "Bytes of the resident weights"),
     "rowlock_drift_rows": MetricInfo("gauge", "Resident rows known to differ from the published identity"),
     "rowlock_device_operations": MetricInfo(
@@ -41,6 +53,7 @@ OWNER_METRICS: Final[dict[str, MetricInfo]] = {
     ),
 }
 OPERATIONS: Final = ("uploads", "program_loads", "compiles", "allocations", "native_calls", "executions", "parses")
+PAGE_USES: Final = ("in_use", "cached", "free", "quarantined")
 LOOKED_AT_MAX: Final = 20
 """Transitions that are looked through for one that wrote."""
 
@@ -75,12 +88,20 @@ def _of_view(view: OwnerView) -> Iterator[tuple[str, list[Sample]]]:
         yield "rowlock_identity_info", [(labels, 1)]
     yield "rowlock_state", [((state.value,), float(state is view.state)) for state in OwnerState]
     yield "rowlock_device_operations", [((name,), getattr(counters, name)) for name in OPERATIONS]
+    yield (
+        "rowlock_cache_pages",
+        [((str(group.window), use), getattr(group, use)) for group in view.cache.groups for use in PAGE_USES],
+    )
     single: dict[str, float] = {
         "rowlock_generation": resident.generation if resident else 0,
         "rowlock_ready": view.serving,
         "rowlock_requests_active": len(view.leases),
         "rowlock_requests_waiting": view.requests_waiting,
         "rowlock_computed_tokens": view.tokens,
+        "rowlock_prefix_hit_tokens": view.cache.hit_tokens,
+        "rowlock_preemptions": view.served.preemptions,
+        "rowlock_model_steps": view.served.steps,
+        "rowlock_cache_bytes": view.cache.nbytes,
         "rowlock_resident_bytes": resident.model.layout.nbytes if resident else 0,
         "rowlock_drift_rows": sum(rows for _tensor, _first, rows in view.drift),
         "rowlock_device_written_bytes": counters.bytes_written,

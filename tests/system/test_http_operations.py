@@ -126,6 +126,7 @@ def test_a_client_that_hangs_up_gives_its_pages_back(daemon: DaemonProcess, url:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
         until(lambda: owner(daemon).requests_active == 1)
     until(lambda: owner(daemon).requests_active == 0)
+    until(lambda: metric(url, "rowlock_cache_pages", window="0", use="in_use") == 0)
     until(lambda: metric(url, "rowlock_requests_total", api="http", outcome="cancelled") == given_up + 1)
     assert metric(url, "rowlock_computed_tokens_total") < computed + 2000
     assert [line for line in log_lines(daemon) if line["level"] == "error"] == []

@@ -82,6 +82,7 @@ def test_status_watched_in_a_pipe_is_a_line_a_look(daemon: DaemonProcess, tiny: 
             line = json.loads(watching.stdout.readline())  # a change is shown at once: nobody waits for 30 s here
         assert line["tokens"] >= first["tokens"] + 20
         assert line["identity"] != first["identity"]
+        assert line["cache"]["groups"][0]["pages"] > 0
     assert watching.returncode == 0
     transition(daemon, target=str(tiny))
     with begun(daemon, "status", "--watch", "--interval", "0.05") as plain:
@@ -101,7 +102,7 @@ def test_status_watched_at_a_terminal_is_refreshed_in_place(daemon: DaemonProces
     os.close(theirs)
     assert watching.returncode == 0
     first, second = seen.split(b"\x1b[J")[:2]
-    for text in (b"cpu: READY", b"identity", b"requests", b"tokens", b"a second"):
+    for text in (b"cpu: READY", b"identity", b"requests", b"pages in use", b"tokens", b"a second"):
         assert text in second
     lines, _, up = first.rpartition(b"\x1b[")
     assert up == b"%dA" % lines.count(b"\n"), "it goes back to where it began"
