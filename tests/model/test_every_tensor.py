@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.checkpoints import FAMILIES, change_rows, negate, random_tensors, write_tiny
 from support.owners import OwnerHarness, running_owner
+from support.reference import torch_decoder
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.model.decoder import Span
@@ -26,7 +27,7 @@ TENSORS = [(family, info.name) for family, config in CONFIGS.items() for info in
 def logits(owner: OwnerHarness) -> torch.Tensor:
     """Bits of all logits ``[T, vocab]``, and of those of the last token by the programs that answer requests."""
     runtime = owner.core.resident.runtime._inner
-    decoder, programs = runtime._decoder, runtime._programs
+    decoder, programs = torch_decoder(runtime), runtime._programs
     result = decoder.forward([Span(TOKENS, decoder.new_table(len(TOKENS)))], last_only=False)
     served = programs.forward([Span(TOKENS, decoder.new_table(len(TOKENS)), len(TOKENS))])
     return torch.cat([result, served]).view(torch.int16)

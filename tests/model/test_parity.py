@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import write_tiny
-from support.reference import greedy, loaded
+from support.reference import greedy, loaded, torch_decoder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -45,19 +45,15 @@ def load(directory: Path, threads: int = 2) -> DecoderRuntime:
 
 def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     """``[T, vocab]``."""
-    decoder = runtime._decoder
-    assert decoder is not None
+    decoder = torch_decoder(runtime)
     return decoder.forward([Span(torch.tensor(tokens), decoder.new_table(len(tokens)))], last_only=False)
 
 
 def served_logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     """``[vocab]`` of the last position, by the programs and in the pieces that answer requests."""
-    decoder, stepper = runtime._decoder, runtime._stepper
-    assert decoder is not None
-    assert stepper is not None
-    cache = decoder.new_cache(len(tokens))
+    table = torch_decoder(runtime).new_table(len(tokens))
     for piece in torch.tensor(tokens).split(PROMPT_CHUNK):
-        result = stepper._forward([Span(piece, cache, len(tokens))])
+        result = runtime._programs.forward([Span(piece, table, len(tokens))])
     return result[0]
 
 

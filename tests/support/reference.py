@@ -10,6 +10,7 @@ from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.decoder import Decoder
 from rowlock.bindings.model.layout import layout_of
 from rowlock.bindings.model.runtime import DecoderRuntime
 
@@ -26,6 +27,12 @@ def loaded(binding: CpuBinding, directory: Path) -> DecoderRuntime:
             binding.memory.write_rows(runtime.allocations[placement.parent], placement.first_row, data)
     binding.memory.fence()
     return runtime
+
+
+def torch_decoder(runtime: DecoderRuntime) -> Decoder:
+    """torch's programs over the resident weights, whatever computes the requests."""
+    programs = runtime._programs
+    return programs if isinstance(programs, Decoder) else programs._decoder  # type: ignore[attr-defined]
 
 
 def greedy(runtime: DecoderRuntime, prompt: tuple[int, ...], count: int) -> list[int]:
