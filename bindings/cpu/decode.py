@@ -61,6 +61,20 @@ def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], layer: int)
     return DecoderLayer(*pointers, config.windows[layer] or 0, config.rope_index(layer))
 
 
+def settled_tokens(prompt: int) -> int:
+    """Leading tokens of a prompt that no longer one would compute in another order.
+
+    What decides on the order is the last block of keys, which may be few, is added in parts that depend on its size,
+    and ends in what is no whole vector: see ``attend_tile``, ``weigh_parts`` and ``exponentials`` of ``attention.c``.
+    """
+    block = prompt % KEY_BLOCK
+    if block < FEW_KEYS:
+        return prompt - block
+    if FIRST_PART < block < 2 * FIRST_PART:
+        return prompt - block + block // 2
+    return prompt - block % LANES
+
+
 class NativeDecoder:
     """A :class:`rowlock.bindings.model.decoder.Decoder` in compiled code, with the same bits.
 
@@ -103,13 +117,7 @@ class NativeDecoder:
         return SPAN_TOKENS
 
     def settled(self, prompt: int) -> int:
-        """Those that no block of the prompt's end decides on: see ``attend`` and ``weigh_parts`` of ``attention.c``."""
-        block = prompt % KEY_BLOCK
-        if block < FEW_KEYS:
-            return prompt - block
-        if FIRST_PART < block < 2 * FIRST_PART:
-            return prompt - block + block // 2
-        return prompt - block % LANES
+        return settled_tokens(prompt)
 
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits ``[len(spans), vocab]`` of the last token of each; their K/V is added to their tables."""

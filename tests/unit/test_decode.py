@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from support.checkpoints import GEMMA3, QWEN3, TINY
 
-from rowlock.bindings.cpu.decode import NativeDecoder, supported
+from rowlock.bindings.cpu.decode import NativeDecoder, settled_tokens, supported
 from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, PagedRows, load_kernels
 from rowlock.bindings.device import Counters
 from rowlock.bindings.model.cache.table import BlockTable, table_for_one
@@ -270,6 +270,42 @@ def test_attention_of_a_prompt_within_a_window(kernels: Kernels, positions: int,
         keys[: max(first + 1 - window, 0)] = values[: max(first + 1 - window, 0)] = torch.nan
         later = attended(kernels, query[first:].contiguous(), keys, values, first, window, scale, positions)
         assert torch.equal(later, whole[first:])
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_attention_of_settled_positions_is_that_of_any_longer_prompt(kernels: Kernels, window: int) -> None:
+    """An addition in another order shows in one of some ten thousand; and there are other orders behind them."""
+    longest, heads, others = 1100, 16, 0
+    query, keys, values = random_states(longest, longest, heads, 32)
+    whole = attended(kernels, query, keys, values, 0, window, prompt=longest)
+    for prompt in (
+        12,
+        31,
+        33,
+        100,
+        191,
+        192,
+        193,
+        200,
+        256,
+        300,
+        352,
+        383,
+        384,
+        400,
+        511,
+        512,
+        523,
+        524,
+        600,
+        800,
+        1023,
+    ):
+        found = attended(kernels, query[:prompt], keys[:prompt], values[:prompt], 0, window, prompt=prompt)
+        settled = settled_tokens(prompt)
+        assert torch.equal(found[:settled], whole[:settled]), f"{settled} of {prompt}"
+        others += not torch.equal(found[settled:], whole[settled:prompt])
+    assert others > 3
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 9, 32])
