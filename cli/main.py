@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "history": "Transitions, newest first; or one of them in full.",
     "manifest": "Digest a checkpoint directory.",
     "plan": "What a transition to a checkpoint would do. Changes nothing.",
+    "prefill-worker": "Compute prompts for an owner; the owner starts it.",
     "release": "Release a quarantined device; the daemon ends.",
     "rollback": "Go back to the identity of an earlier generation.",
     "serve": "Run the owner daemon of one device.",
@@ -41,7 +42,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = importlib.import_module(f"rowlock.cli.{name}").command
+        command = importlib.import_module(f"rowlock.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

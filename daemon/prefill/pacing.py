@@ -1,0 +1,52 @@
+"""A source that takes as long as it is told to: benchmarks only.
+
+It stands for a device that computes beside the owner instead of on the owner's cores. Each prompt is really computed,
+once; when it comes again its K/V is announced from memory, each block after the time that computing it shall take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+from rowlock.daemon.prefill.engine import Block, Engine, States, Work
+from rowlock.daemon.prefill.protocol.hello import SourceFacts
+
+
+class PacedEngine:
+    """An engine that repeats, at a given pace, what another one computed.
+
+    Args:
+        inner: computes what was not asked for before.
+        layer_s: seconds that one layer of one block takes.
+        sleep: waits so many seconds.
+
+    """
+
+    def __init__(self, inner: Engine, layer_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._inner = inner
+        self._layer_s = layer_s
+        self._sleep = sleep
+        self._known: dict[Work, tuple[list[Block], States]] = {}
+        self.facts: SourceFacts = replace(inner.facts, name=f"{inner.facts.name}, paced at {layer_s * 1000} ms a layer")
+
+    def prefill(self, work: Work) -> Generator[Block, None, States]:
+        """See :class:`rowlock.daemon.prefill.engine.Engine`."""
+        if work not in self._known:
+            self._known[work] = self._compute(work)
+        blocks, logits = self._known[work]
+        for block in blocks:
+            self._sleep(self._layer_s * len(block.states))
+            yield block
+        return logits
+
+    def _compute(self, work: Work) -> tuple[list[Block], States]:
+        blocks: list[Block] = []
+        prefill = self._inner.prefill(work)
+        while True:
+            try:
+                block = next(prefill)
+            except StopIteration as stop:
+                return blocks, stop.value
+            blocks.append(replace(block, states=block.states.copy()))
