@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
+
+if TYPE_CHECKING:
+    from rowlock.bindings.importing import PromptImporter
 
 
 class DeviceFault(StrEnum):
@@ -106,6 +109,7 @@ class DeviceFacts:
         versions: library name -> version.
         readback: what a readback proves: ``storage`` (the bytes that programs read) or ``unproven``.
         execution: how programs run: ``native``, ``reference`` or ``host-reference``.
+        imports: K/V that was computed elsewhere can be imported.
         test_options: fault injection and the like; empty in production.
 
     """
@@ -116,6 +120,7 @@ class DeviceFacts:
     versions: Mapping[str, str]
     readback: str
     execution: str
+    imports: bool = False
     test_options: tuple[str, ...] = ()
 
 
@@ -251,6 +256,11 @@ class Runtime(Protocol):
     @property
     def programs(self) -> Mapping[str, str]:
         """Digest of each compiled program, by name: the same for the life of the runtime. Empty where none is."""
+        ...
+
+    @property
+    def importer(self) -> PromptImporter | None:
+        """The way in for prompts that were computed elsewhere; None: there is none."""
         ...
 
     @property

@@ -6,7 +6,7 @@ import click
 
 from rowlock.cli.client import Client
 from rowlock.cli.options import Output, client_options
-from rowlock.cli.render import print_json, size, to_json
+from rowlock.cli.render import print_json, size, source_lines, to_json
 from rowlock.v1 import owner_pb2
 
 
@@ -42,5 +42,7 @@ def command(client: Client, output: Output) -> None:
         f"  served     {served.tokens} tokens in {served.steps} steps, {served.prompt_tokens} of prompts "
         f"({answer.cache.hit_tokens} found), {served.preemptions} preemptions"
     )
+    for line in source_lines(answer.owner.source) if answer.owner.HasField("source") else []:
+        click.echo(line)
     counters = to_json(answer.counters)
     click.echo("  counters   " + ", ".join(f"{name} {value}" for name, value in counters.items()))

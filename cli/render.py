@@ -114,3 +114,14 @@ def record_lines(record: owner_pb2.TransitionRecord) -> list[str]:
     if record.reason:
         lines.append(f"  reason     {record.reason}: {record.message}")
     return lines
+
+
+def source_lines(source: owner_pb2.Source) -> list[str]:
+    """Who computes prompts for the owner, as people read it."""
+    process = f", pid {source.pid}" if source.pid else ""
+    reason = f": {source.reason}" if source.reason else ""
+    prompts = (
+        f"    prompts  {source.prompts_imported} imported, {source.prompts_live} live, {source.prompts_failed} failed, "
+        f"{source.local_fallbacks} computed here instead"
+    )
+    return [f"  source     {source.state}{process}, {source.mode}, {source.restarts} restarts{reason}", prompts]

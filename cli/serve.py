@@ -40,6 +40,16 @@ EXIT_USAGE = 2
     default=None,
     help="Where there is no card, the vendor's software in its place will do; `describe` says so.",
 )
+@click.option(
+    "--prefill",
+    type=click.Choice(["none", "subprocess"]),
+    help="Who computes prompts: the owner itself, or a process that it starts. [default: none]",
+)
+@click.option(
+    "--prefill-stream-layers",
+    type=click.IntRange(min=1),
+    help="With --prefill subprocess: import K/V every so many layers. [default: all of it at the end]",
+)
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 @click.option("--test-kill-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
 @click.option("--test-placement-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
@@ -53,6 +63,8 @@ def command(
     http: str | None,
     threads: int | None,
     without_hardware: bool | None,
+    prefill: str | None,
+    prefill_stream_layers: int | None,
     test_fault_file: Path | None,
     test_kill_file: Path | None,
     test_placement_file: Path | None,
@@ -84,6 +96,8 @@ def command(
         "kill_file": test_kill_file,
         "placement_file": test_placement_file,
         "without_hardware": without_hardware,
+        "prefill": prefill,
+        "prefill_stream_layers": prefill_stream_layers,
     }
     try:
         settings = build_settings(read_config(config) if config else {}, overrides)

@@ -6,7 +6,7 @@ import click
 
 from rowlock.cli.client import Client
 from rowlock.cli.options import Output, client_options
-from rowlock.cli.render import SHORT, print_json, short, to_json
+from rowlock.cli.render import SHORT, print_json, short, source_lines, to_json
 from rowlock.cli.watching import watch
 from rowlock.v1 import owner_pb2
 
@@ -52,5 +52,6 @@ def status_lines(owner: owner_pb2.Owner) -> list[str]:
         f"held {lease.held_s:.1f} s  {lease.tokens} tokens"
         for lease in owner.leases
     ]
+    lines += source_lines(owner.source) if owner.HasField("source") else []
     lines.append(f"  etag       {owner.etag}")
     return lines

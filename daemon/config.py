@@ -25,6 +25,8 @@ from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.owner.scheduler import ACTIVE_MAX
 from rowlock.daemon.owner.warmup import Variant
+from rowlock.daemon.prefill.protocol.frames import TOKENS_MAX, Mode
+from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.daemon.settings import HttpSettings, Settings, TlsSettings
 
 
@@ -120,6 +122,21 @@ def _variants(value: Any) -> tuple[Variant, ...]:
     return tuple(Variant(**item) for item in value)
 
 
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError("a table of texts")
+    return {name: _text(item) for name, item in value.items()}
+
+
+def _widths(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("a list of numbers of tokens, ascending")
+    widths = tuple(_count(item) for item in value)
+    if list(widths) != sorted(set(widths)) or widths[-1] > TOKENS_MAX:
+        raise ValueError(f"ascending numbers of tokens, at most {TOKENS_MAX}")
+    return widths
+
+
 def _mode(value: Any) -> int:
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('an octal file mode such as "0600"')
@@ -196,6 +213,27 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         "page_tokens": Key(_count, "positions of one page; more than the context: one page as long as the context"),
         "variants": Key(_variants, "shapes to be ready for: `[{batch = 1, length = 512}, ...]`, requests and tokens"),
         "warmup": Key(_flag, "`true`: run each variant before a model is published; nothing of it is kept or counted"),
+        "slots": Key(_count, "requests that run at the same time"),
+    },
+    "prefill": {
+        "source": Key(_choice("none", "subprocess"), "who computes prompts: the owner, or a process that it starts"),
+        "python": Key(_path, "the source's interpreter: that of the environment which its device needs"),
+        "factory": Key(_text, "`module:function` in that environment that makes the source's engine"),
+        "device": Key(_text, "the source's device, as the factory understands it"),
+        "threads": Key(_count, "host threads of the source"),
+        "widths": Key(_widths, "prompt lengths that programs are prepared for; wider prompts are refused"),
+        "options": Key(_texts, "a table of further options for the factory"),
+        "memory_max": Key(_count, "bytes of K/V and logits of one prompt, at most"),
+        "start_s": Key(_seconds, "in which the source has to announce itself"),
+        "silence_s": Key(_seconds, "a source that has a prompt and says nothing for so long is given up"),
+        "stream_layers": Key(_count, "announce K/V every so many layers; unset: all of it at the end"),
+        "stream_tokens": Key(_count, "with `stream_layers`: and every so many tokens"),
+        "stream_from": Key(_count, "with `stream_layers`: shorter prompts are transferred whole all the same"),
+        "prefetch": Key(_flag, "compute and import prompts of requests that wait for others to end"),
+        "fallback": Key(_flag, "`true`: prompts that no source can compute are computed here; else they fail"),
+        "on_transition": Key(
+            _choice("required", "drop"), "a target that no source computes: refuse the transition, or go on without"
+        ),
     },
     "retention": {
         "undo_generations": Key(_count, "generations whose undo is kept, newest first; the current one's always is"),
@@ -281,7 +319,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
     Args:
         values: from :func:`read_config`.
         overrides: of ``device, state, socket, checkpoint, threads, http, fault_file, kill_file, placement_file,
-            without_hardware``; None is unset.
+            without_hardware, prefill, prefill_stream_layers``; None is unset.
 
     Raises:
         ConfigError: keys that do not go together.
@@ -293,6 +331,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
     transition = values.get("transition", {})
     return Settings(
         device=device,
+        prefill=_prefill(values.get("prefill", {}), given),
         state=given.get("state", owner.get("state", default_state(device))),
         socket=given.get("socket", api.get("socket", default_socket(device))),
         socket_mode=api.get("socket_mode", 0o600),
@@ -326,7 +365,8 @@ def _serving(serving: Mapping[str, Any]) -> dict[str, Any]:
     variants, warmup = serving.get("variants", ()), serving.get("warmup", False)
     if warmup and not variants:
         raise ConfigError("serving.warmup has nothing to run: name serving.variants")
-    return {"cache": CacheLimits(**limits), "variants": variants, "warmup": warmup}
+    slots = serving.get("slots", Settings.slots)
+    return {"cache": CacheLimits(**limits), "variants": variants, "warmup": warmup, "slots": slots}
 
 
 def _options(transition: Mapping[str, Any]) -> Options:
@@ -344,6 +384,32 @@ def _options(transition: Mapping[str, Any]) -> Options:
 
 def _upkeep(drift: Mapping[str, Any]) -> Upkeep:
     return Upkeep(DriftPolicy(drift.get("policy", "repair").upper()), drift.get("scrub_share", 0.0))
+
+
+def _prefill(values: Mapping[str, Any], given: Mapping[str, Any]) -> PrefillSettings | None:
+    values = dict(values)
+    if given.get("prefill", values.pop("source", "none")) == "none":
+        if "prefill_stream_layers" in given:
+            raise ConfigError("--prefill-stream-layers goes with --prefill subprocess")
+        return None
+    layers = given.get("prefill_stream_layers", values.pop("stream_layers", 0))
+    for key in ("stream_tokens", "stream_from"):
+        if key in values and not layers:
+            raise ConfigError(f"prefill.{key} goes with prefill.stream_layers")
+    source = {key: values.pop(key) for key in _SOURCE_KEYS if key in values}
+    if "python" in source:
+        source["python"] = str(source["python"])
+    return PrefillSettings(
+        source=SourceSettings(**source, extra=values.pop("options", {})),
+        mode=Mode.STREAM if layers else Mode.WHOLE,
+        layers_per_span=layers or 1,
+        chunk=values.pop("stream_tokens", 0),
+        required=values.pop("on_transition", "required") == "required",
+        **values,
+    )
+
+
+_SOURCE_KEYS: Final = ("python", "factory", "device", "threads", "widths", "memory_max", "start_s", "silence_s")
 
 
 def _tls(values: Mapping[str, Any] | None) -> TlsSettings | None:

@@ -14,6 +14,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -25,6 +26,7 @@ from rowlock.daemon.answering.answers import Answers
 from rowlock.daemon.answering.meter import Meter
 from rowlock.daemon.api.server import ApiServer, clear_stale_socket
 from rowlock.daemon.devices import lock_device, open_binding
+from rowlock.daemon.environments import DeviceRefusedError
 from rowlock.daemon.http.app import Probes
 from rowlock.daemon.http.generating import Service
 from rowlock.daemon.http.owner_metrics import OwnerMetrics
@@ -42,6 +44,7 @@ from rowlock.daemon.owner.startup import Startup
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.daemon.pacing import PacedExecutor
+from rowlock.daemon.prefill.prefiller import SourcePrefiller
 from rowlock.daemon.probing import refuse_absent
 from rowlock.daemon.settings import Settings
 from rowlock.journal.files import Files
@@ -175,12 +178,17 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     binding = open_binding(settings)
     closing.callback(binding.close)
     binding.memory.probe()
+    if settings.prefill is not None and not binding.facts.imports:
+        raise DeviceRefusedError(
+            f"prefill: device {settings.device} cannot import K/V: its programs keep theirs to themselves; "
+            "start it with --prefill none"
+        )
     log.info("daemon.device", device=binding.facts.device, logical=binding.facts.logical)
     test_options = (f"kill_file={settings.kill_file}",) if settings.kill_file else ()
     if binding.facts.test_options or test_options:
         log.warning("daemon.test_options", options=(*binding.facts.test_options, *test_options))
     clock = SystemClock()
-    scheduler = Scheduler(clock.monotonic)
+    scheduler = Scheduler(clock.monotonic, settings.slots)
     hashers = PacedExecutor(settings.threads, scheduler)
     context = Context(
         clock,
@@ -206,9 +214,11 @@ def assemble(
     artifacts = binding.facts.binding == "atom"
     loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), roots, context.log, artifacts)
     planner = Planner(loader, stores, journal, settings.policy)
+    new_prefiller = partial(SourcePrefiller, settings.prefill, log=context.log) if settings.prefill else None
     return Owner(
-        context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s, settings.upkeep
-    )
+        context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s, settings.upkeep,
+        new_prefiller,
+    )  # fmt: skip
 
 
 def _pool(closing: ExitStack, executor: ThreadPoolExecutor) -> ThreadPoolExecutor:

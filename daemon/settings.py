@@ -10,7 +10,9 @@ from rowlock.bindings.planner import Policy
 from rowlock.daemon.owner.drift import Upkeep
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.retention import Retention
+from rowlock.daemon.owner.scheduler import ACTIVE_MAX
 from rowlock.daemon.owner.warmup import Variant
+from rowlock.daemon.prefill.settings import PrefillSettings
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Settings:
         cache: of keys and values.
         variants: shapes to be ready for.
         warmup: run each variant before a model is published.
+        slots: requests that run at the same time.
+        prefill: how prompts are computed elsewhere; None: they are computed here.
         programs: directory of compiled programs; None is ``programs`` in the state directory.
         without_hardware: a vendor's software stand-in for the device will do; `describe` says so.
 
@@ -115,5 +119,7 @@ class Settings:
     cache: CacheLimits = field(default_factory=CacheLimits)
     variants: tuple[Variant, ...] = ()
     warmup: bool = False
+    slots: int = ACTIVE_MAX
+    prefill: PrefillSettings | None = None
     programs: Path | None = None
     without_hardware: bool = False

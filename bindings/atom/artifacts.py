@@ -127,6 +127,11 @@ class ArtifactRuntime:
         """The graphs keep K/V of one sequence, in blocks of their own."""
         return CacheUse()
 
+    @property
+    def importer(self) -> None:
+        """Compiled graphs keep their K/V to themselves."""
+        return None
+
     def has_room(self, tokens: int) -> bool:
         """It waits for the graphs instead."""
         del tokens

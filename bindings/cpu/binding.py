@@ -39,6 +39,7 @@ class CpuBinding:
             versions={"torch": torch.__version__},
             readback="storage",
             execution="native",
+            imports=True,
             test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 

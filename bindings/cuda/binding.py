@@ -94,6 +94,7 @@ class CudaBinding:
             versions={"torch": torch.__version__, "cuda": str(torch.version.cuda)},
             readback="storage",
             execution="native",
+            imports=True,
             test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 

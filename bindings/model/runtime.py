@@ -17,6 +17,7 @@ from rowlock.bindings.model.cache.reservation import Reservation
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Programs
 from rowlock.bindings.model.generation import DecoderSequence, Stepper
+from rowlock.bindings.model.importing import DecoderImporter
 from rowlock.bindings.model.layout import Layout
 
 SHARED_CHUNK: Final = 8
@@ -80,6 +81,10 @@ class DecoderRuntime:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """What the decoder computes with, ``[rows, columns]`` by parent: the resident bytes themselves."""
         return {name: self._memory.tensor(allocation) for name, allocation in self.allocations.items()}
+
+    @property
+    def importer(self) -> DecoderImporter:
+        return DecoderImporter(self._current_cache, self._programs, self._memory.fence)
 
     @property
     def cache(self) -> CacheUse:

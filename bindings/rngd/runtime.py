@@ -83,6 +83,11 @@ class RngdRuntime:
         """Each sequence has K/V of its own."""
         return CacheUse()
 
+    @property
+    def importer(self) -> None:
+        """Its programs own their K/V, and no program takes it in."""
+        return None
+
     def has_room(self, tokens: int) -> bool:
         """It has its K/V from the beginning."""
         del tokens

@@ -12,6 +12,7 @@ import rowlock
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import CacheUse
 from rowlock.bindings.plan import Plan
+from rowlock.daemon.owner.prefilling import SourceView
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.verification import Verification
@@ -51,6 +52,29 @@ def owner_message(view: OwnerView) -> owner_pb2.Owner:
             for item in view.leases
         ],
         drift=drift_messages(view.drift),
+        source=source_message(view.source),
+    )
+
+
+def source_message(source: SourceView | None) -> owner_pb2.Source | None:
+    if source is None:
+        return None
+    counters = source.counters
+    return owner_pb2.Source(
+        state=source.state,
+        name=source.name,
+        pid=source.pid,
+        restarts=source.restarts,
+        reason=source.reason,
+        mode=source.mode,
+        prompts_live=source.live,
+        prompts_imported=counters.remote,
+        prompts_failed=counters.failed,
+        local_fallbacks=counters.fallbacks,
+        spans_imported=counters.spans,
+        bytes_imported=counters.bytes,
+        frames_late=counters.late,
+        prompts_quarantined=counters.quarantined,
     )
 
 

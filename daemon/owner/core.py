@@ -13,6 +13,7 @@ from rowlock.bindings.device import Binding, Runtime
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.images import Comparer
 from rowlock.daemon.owner.options import Drain, Options
+from rowlock.daemon.owner.prefilling import Prefiller
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.scheduler import Scheduler
@@ -55,6 +56,7 @@ class Core:
         launch: runs a further job.
         is_open: whether a transition is open.
         heed: does what policy wants of what was read back of some tensors of a model.
+        prefiller: computes prompts elsewhere; None: they are computed here.
         resident: the published model, or None.
         writing: an exclusive section runs.
         quarantined: why the device's content cannot be proved, or empty.
@@ -78,6 +80,7 @@ class Core:
     launch: Callable[[Steps[None]], None]
     is_open: Callable[[], bool]
     heed: Callable[[Resident, Mapping[str, TensorManifest]], Steps[None]]
+    prefiller: Prefiller | None = None
     resident: Resident | None = None
     writing: bool = False
     quarantined: str = ""

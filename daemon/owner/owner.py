@@ -19,6 +19,7 @@ from rowlock.daemon.owner.images import Comparer
 from rowlock.daemon.owner.jobs import Jobs
 from rowlock.daemon.owner.mailbox import Command, Mailbox, Promises
 from rowlock.daemon.owner.planning import Planner
+from rowlock.daemon.owner.prefilling import Prefiller
 from rowlock.daemon.owner.pushing import PushedRows, target_of_push
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.resident import Resident
@@ -50,6 +51,7 @@ class Owner:
     def __init__(
         self, context: Context, binding: Binding, journal: Journal, stores: Stores, loader: TargetLoader,
         planner: Planner, scheduler: Scheduler, call_timeout_s: float, upkeep: Upkeep | None = None,
+        new_prefiller: Callable[[Callable[[], None]], Prefiller] | None = None,
     ) -> None:  # fmt: skip
         self.followers = Followers()
         self.journal = journal
@@ -63,6 +65,9 @@ class Owner:
         self._jobs = Jobs(self._mailbox.wake)
         self._observers: list[Callable[[], None]] = []
         self._watchdog = Watchdog(call_timeout_s, self._abandon)
+        prefiller = new_prefiller(self._mailbox.wake) if new_prefiller else None
+        if prefiller is not None:
+            scheduler.compute_prompts_with(prefiller)
         self._core = Core(
             context=context,
             binding=WatchedBinding(binding, self._watchdog, context.points),
@@ -77,6 +82,7 @@ class Owner:
             launch=self._launch,
             is_open=lambda: bool(self._transitions.open_id),
             heed=self._heed,
+            prefiller=prefiller,
         )
         self._upkeep = upkeep or Upkeep()
         self._transitions = Transitions(self._core, self._jobs, self._promises, lambda: self.view)
@@ -250,6 +256,8 @@ class Owner:
         if core.quarantined:
             core.scheduler.fail_all(OwnerError(Reason.QUARANTINED, core.quarantined))
         else:
+            if core.prefiller is not None:
+                core.prefiller.follow(core.resident)
             core.scheduler.step(core.resident)
         self._jobs.step()
         self._swap_view()
@@ -271,6 +279,8 @@ class Owner:
         self._mailbox.close(error)
         self._promises.fail_all(error)
         self._core.scheduler.fail_all(error)
+        if self._core.prefiller is not None:
+            self._core.prefiller.close()
         self._transitions.abandon()
         self._loading = False
         self._swap_view()
@@ -364,6 +374,7 @@ class Owner:
             scrubbed=core.scrubbed,
             cache=core.resident.runtime.cache if core.resident else CacheUse(),
             served=core.scheduler.served,
+            source=core.prefiller.view if core.prefiller else None,
         )
         if (self.view.etag, self.view.drift) != (before.etag, before.drift):
             for observer in list(self._observers):

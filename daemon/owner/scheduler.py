@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rowlock.bindings.device import DeviceError, DeviceFault, Preempted, Runtime, Sequence, Step
+from rowlock.daemon.owner.imports import Importing, Imports
+from rowlock.daemon.owner.prefilling import Prefiller
 from rowlock.daemon.owner.requests import GenerationRequest, Lease, Sink
 from rowlock.daemon.owner.resident import Resident
 from rowlock.v1.errors import OwnerError, Reason
 
 ACTIVE_MAX: Final = 8
-"""Requests that decode at the same time."""
+"""Requests that decode at the same time, unless told otherwise."""
 SPARE_TOKENS: Final = 64
 """Tokens by which a request should have room to grow when it is let in."""
 WAITING_MAX: Final = 256
@@ -70,7 +72,8 @@ class Scheduler:
     """Runs requests on the resident model, one token of each at every step; who came first is served first.
 
     While admission is closed nothing new starts; what has started goes on to its end. A request that is preempted keeps
-    its lease, waits before all others, and may go on while admission is closed.
+    its lease, waits before all others, and may go on while admission is closed; so may one whose prompt is computed
+    elsewhere.
 
     Attributes:
         admitting: whether admission is open.
@@ -78,14 +81,21 @@ class Scheduler:
 
     """
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], slots: int = ACTIVE_MAX) -> None:
         self._monotonic = monotonic
+        self._slots = slots
+        self._imports: Imports | None = None
+        self._blocked = False
         self._waiting: deque[GenerationRequest] = deque()
         self._active: list[_Active] = []
         self._preempted: deque[_Active] = deque()
         self._admitting: GenerationRequest | None = None
         self.admitting = True
         self.served = Served()
+
+    def compute_prompts_with(self, prefiller: Prefiller) -> None:
+        """Have prompts computed elsewhere from now on."""
+        self._imports = Imports(prefiller)
 
     @property
     def steps(self) -> int:
@@ -99,8 +109,8 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        """Requests that hold a lease, the preempted ones among them."""
-        return len(self._active) + len(self._preempted)
+        """Requests that hold a lease, the preempted ones and those whose prompts are on their way among them."""
+        return len(self._active) + len(self._preempted) + len(self._importing)
 
     @property
     def waiting(self) -> int:
@@ -110,9 +120,12 @@ class Scheduler:
         """Whether a step would do anything."""
         if self._active or resident is None:
             return bool(self._active)
+        if self._imports is not None and self._imports.ready:
+            return True
         if self._preempted:
             return self._fits(self._preempted[0], resident.runtime)
-        return bool(self._waiting) and self.admitting
+        blocked = self._blocked and bool(self._importing)
+        return bool(self._waiting) and self.admitting and self.active < self._places and not blocked
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -130,8 +143,12 @@ class Scheduler:
     def step(self, resident: Resident | None) -> None:
         """Admit what fits, then advance every active request by one step."""
         self._drop_hung_up()
+        if self._imports is not None:
+            self._imports.prefiller.step()
+            self._fail_imports()
         if resident is not None:
             self._readmit(resident.runtime)
+            self._let_in_imports(resident)
             self._admit_waiting(resident)
             if self._active:
                 self._advance(resident.runtime)
@@ -150,6 +167,8 @@ class Scheduler:
         for active in self._leased:
             self._end(active)
             active.request.sink.failed(error)
+        for item in self._importing:
+            self._end_import(item, error)
 
     @property
     def leases(self) -> tuple[LeaseHeld, ...]:
@@ -157,19 +176,29 @@ class Scheduler:
         now = self._monotonic()
         return tuple(
             LeaseHeld(item.request.id, item.lease.generation, now - item.since, item.computed) for item in self._leased
-        )
+        ) + tuple(LeaseHeld(item.request.id, item.lease.generation, now - item.since, 0) for item in self._importing)
 
     @property
     def sinks(self) -> list[Sink]:
         """Of every request, active or waiting: for the one who has to fail them from outside."""
         admitting = [self._admitting.sink] if self._admitting else []
         active = [item.request.sink for item in self._leased]
-        return admitting + active + [item.sink for item in list(self._waiting)]
+        importing = [item.request.sink for item in self._importing]
+        return admitting + active + importing + [item.sink for item in list(self._waiting)]
 
     @property
     def _leased(self) -> list[_Active]:
         """The oldest first."""
         return [*list(self._active), *list(self._preempted)]
+
+    @property
+    def _importing(self) -> list[Importing]:
+        return list(self._imports.items) if self._imports is not None else []
+
+    @property
+    def _places(self) -> int:
+        """For requests with a lease: those that run, and those whose prompts are computed ahead."""
+        return self._slots + (self._imports.prefiller.ahead if self._imports is not None else 0)
 
     def _drop_cancelled(self) -> None:
         for request in [item for item in self._waiting if item.cancelled.is_set()]:
@@ -181,15 +210,16 @@ class Scheduler:
             self._waiting.popleft().sink.failed(error)
 
     def check_integrity(self) -> None:
-        leased = self._leased
-        assert len(leased) <= ACTIVE_MAX
+        assert len(self._leased) <= self._slots
+        assert self.active <= self._places
+        leased: list[_Active | Importing] = [*self._leased, *self._importing]
         assert len({id(item.request) for item in leased}) == len(leased)
         assert len({item.lease.generation for item in leased}) <= 1, "two identities at once"
 
     def _admit_waiting(self, resident: Resident) -> None:
         """In their order, until one finds no room: none that came later is let in before it."""
         room, ahead = True, 0
-        while room and self.admitting and self._waiting and self.active < ACTIVE_MAX and not self._preempted:
+        while room and self.admitting and self._waiting and self.active < self._places and not self._preempted:
             self._admitting = self._waiting.popleft()
             let_in = len(self._active)
             room = self._admit(self._admitting, resident, ahead)
@@ -197,6 +227,7 @@ class Scheduler:
                 self._waiting.appendleft(self._admitting)
             ahead += sum(_soon(item.prompt, item.left) for item in self._active[let_in:])
             self._admitting = None
+        self._blocked = not room
 
     def _admit(self, request: GenerationRequest, resident: Resident, ahead: int) -> bool:
         """Let a request in, or end it; False when there is no room for it beside ``ahead`` tokens that were let in."""
@@ -206,18 +237,58 @@ class Scheduler:
         lease = Lease(resident.model.identity, resident.generation, resident.text)
         try:
             prompt, new = _prompt_tokens(request, resident)
-            if self._active and not resident.runtime.has_room(ahead + _soon(len(prompt), new)):
+            busy = self._active or self._importing
+            if busy and not resident.runtime.has_room(ahead + _soon(len(prompt), new)):
                 return False
+            if self._imports is not None and self._imports.prefiller.takes(prompt):
+                return self._imports.begin(request, lease, prompt, new, resident, self._monotonic())
+            if len(self._leased) >= self._slots:
+                return False
+            if self._imports is not None:
+                self._imports.prefiller.note_local(prompt)
             sequence = resident.runtime.open_sequence(prompt, request.sampling, len(prompt) + new)
         except Exception as error:  # noqa: BLE001 - this request fails, others go on
             request.sink.failed(_failure(error))
             return True
-        eos = frozenset() if request.ignore_eos else frozenset(resident.text.eos_tokens)
-        now = self._monotonic()
-        self._active.append(_Active(request, lease, sequence, eos, len(prompt), new, now))
-        self.served = replace(self.served, prompt_tokens=self.served.prompt_tokens + len(prompt))
-        request.sink.started(lease, len(prompt))
+        self._start(request, lease, sequence, (len(prompt), new), self._monotonic())
         return True
+
+    def _start(
+        self, request: GenerationRequest, lease: Lease, sequence: Sequence, tokens: tuple[int, int], since: float
+    ) -> _Active:
+        """A request runs from now on: ``tokens`` are those of its prompt, and the new ones that it may have."""
+        prompt, new = tokens
+        eos = frozenset() if request.ignore_eos else frozenset(lease.text.eos_tokens)
+        active = _Active(request, lease, sequence, eos, prompt, new, since)
+        self._active.append(active)
+        self.served = replace(self.served, prompt_tokens=self.served.prompt_tokens + prompt)
+        request.sink.started(lease, prompt)
+        return active
+
+    def _let_in_imports(self, resident: Resident) -> None:
+        """Those whose prompts are here, while there are places."""
+        while self._imports is not None and len(self._leased) < self._slots:
+            item = self._imports.complete
+            if item is None:
+                return
+            try:
+                sequence, step = item.remote.admit(resident)
+            except Exception as error:  # noqa: BLE001 - this request fails, others go on
+                self._end_import(item, _failure(error))
+                continue
+            self._imports.items.remove(item)
+            self._take(self._start(item.request, item.lease, sequence, item.tokens, item.since), step)
+
+    def _fail_imports(self) -> None:
+        for item in self._importing:
+            if item.remote.error is not None:
+                self._end_import(item, item.remote.error)
+
+    def _end_import(self, item: Importing, error: Exception) -> None:
+        assert self._imports is not None
+        self._imports.items.remove(item)
+        item.remote.end()
+        item.request.sink.failed(error)
 
     def _readmit(self, runtime: Runtime) -> None:
         """Those that gave their pages up go on, in their order, once there is room."""
@@ -232,6 +303,9 @@ class Scheduler:
         for active in [item for item in self._leased if item.request.cancelled.is_set()]:
             self._end(active)
             active.request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
+        for item in self._importing:
+            if item.request.cancelled.is_set():
+                self._end_import(item, OwnerError(Reason.CANCELLED, "the client gave up"))
 
     def _advance(self, runtime: Runtime) -> None:
         """One step of every active request, as one batch."""

@@ -69,6 +69,7 @@ class Transit(ABC):
         blocked: float | None = None
         try:
             try:
+                yield from self._prepare_source()
                 yield from self.prepare()
                 blocked = self.watch.mark()
                 core.scheduler.admitting = False
@@ -80,6 +81,9 @@ class Transit(ABC):
         finally:
             core.writing = False
             core.scheduler.admitting = True
+            if core.prefiller is not None:
+                core.prefiller.follow(core.resident)
+                core.prefiller.discard()
             if core.quarantined:
                 core.abandoned.append(self)  # its buffers, and its hold of the checkpoint
             else:
@@ -87,6 +91,15 @@ class Transit(ABC):
         blocked_ms = self.watch.since(blocked) if blocked is not None else 0.0
         yield from core.on_worker(self._complete_record, blocked_ms)
         self.afterwards()
+
+    def _prepare_source(self) -> Steps[None]:
+        """Have somebody ready who computes prompts of the target, where that is done elsewhere."""
+        prefiller = self.core.prefiller
+        if prefiller is not None and self.target is not None and self.resident is not None:
+            ready = prefiller.prepare(self.target)
+            if ready is not None:
+                with self.watch.phase("source"):
+                    prefiller.settle((yield from self.core.wait(ready)))
 
     def _journal_and_drain(self) -> Steps[None]:
         message, ranges = self.intent()

@@ -8,6 +8,7 @@ from functools import cached_property
 from blake3 import blake3
 
 from rowlock.bindings.device import CacheUse, Counters, DeviceFacts
+from rowlock.daemon.owner.prefilling import SourceView
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.scheduler import LeaseHeld, Served
@@ -31,6 +32,7 @@ class OwnerView:
         cache: where the K/V of the resident model is.
         served: what was computed since the process started.
         scrubbed: when the scrub last ended a pass, in seconds since the epoch; 0 is never.
+        source: who computes prompts elsewhere; None: they are computed here.
 
     """
 
@@ -49,6 +51,7 @@ class OwnerView:
     scrubbed: float = 0.0
     cache: CacheUse = field(default_factory=CacheUse)
     served: Served = field(default_factory=Served)
+    source: SourceView | None = None
 
     @property
     def state(self) -> OwnerState:

@@ -28,6 +28,7 @@ from rowlock.bindings.device import (
     Sequence,
     Step,
 )
+from rowlock.bindings.importing import PromptImport, PromptImporter, States
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
 from rowlock.journal.points import Point, Points, around
@@ -201,6 +202,11 @@ class _WatchedRuntime:
     def cache(self) -> CacheUse:
         return self._inner.cache
 
+    @property
+    def importer(self) -> PromptImporter | None:
+        inner = self._inner.importer
+        return _WatchedImporter(inner, self._boundary) if inner is not None else None
+
     def has_room(self, tokens: int) -> bool:
         return self._inner.has_room(tokens)
 
@@ -214,3 +220,34 @@ class _WatchedRuntime:
     def close(self) -> None:
         with self._boundary.call(Point.CLOSE_RUNTIME, "runtime"):
             self._inner.close()
+
+
+class _WatchedImporter:
+    def __init__(self, inner: PromptImporter, boundary: _Boundary) -> None:
+        self._inner = inner
+        self._boundary = boundary
+
+    def open(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> PromptImport:
+        with self._boundary.call(Point.OPEN_SEQUENCE, f"{len(prompt)} tokens"):
+            return _WatchedImport(self._inner.open(prompt, sampling, capacity), self._boundary.watchdog)
+
+    def fence(self) -> None:
+        with self._boundary.call(Point.FENCE, "device"):
+            self._inner.fence()
+
+
+class _WatchedImport:
+    def __init__(self, inner: PromptImport, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._inner = inner
+        self.wanted = inner.wanted
+        self.release = inner.release
+        self.quarantine = inner.quarantine
+
+    def write(self, layer: int, first: int, states: States) -> None:
+        with self._watchdog.call("import"):
+            self._inner.write(layer, first, states)
+
+    def admit(self, logits: States) -> tuple[Sequence, Step]:
+        with self._watchdog.call("admit"):
+            return self._inner.admit(logits)

@@ -280,6 +280,11 @@ class SimRuntime:
     def cache(self) -> CacheUse:
         return CacheUse()
 
+    @property
+    def importer(self) -> None:
+        """No K/V is stored here."""
+        return None
+
     def has_room(self, tokens: int) -> bool:
         del tokens
         return True

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.table import BlockTable
+from rowlock.bindings.model.cache.transfer import copy_in
 
 
 class Reservation:
@@ -64,17 +65,29 @@ class Reservation:
             ValueError: they are not all wanted, or of another shape or dtype. Nothing was written.
 
         """
-        table, wanted = self._open(), self.wanted(layer)
-        pages = table.cache.groups[table.cache.places[layer][0]].states
-        _, _, two, heads, _, size = pages.shape
-        if states.dim() != 4 or (two, heads, size) != (states.shape[0], states.shape[1], states.shape[3]):
-            raise ValueError(f"K/V of shape {list(states.shape)}, wanted [{two}, {heads}, T, {size}]")
-        if states.dtype != pages.dtype:
-            raise ValueError(f"K/V of dtype {states.dtype}, wanted {pages.dtype}")
-        stop = first + states.shape[2]
-        if not wanted.start <= first < stop <= wanted.stop:
-            raise ValueError(f"K/V of positions {first} to {stop}, wanted {wanted.start} to {wanted.stop}")
+        table = self._check(layer, first, tuple(states.shape))
+        wanted = table.cache.groups[0].states.dtype
+        if states.dtype != wanted:
+            raise ValueError(f"K/V of dtype {states.dtype}, wanted {wanted}")
         table.write(layer, first, states)
+
+    def write_values(self, layer: int, first: int, values: NDArray[np.generic]) -> None:
+        """Like ``write``, from host memory that need not be writable.
+
+        Args:
+            layer: of the model.
+            first: position.
+            values: of the right size only, as numpy has no bfloat16.
+
+        Raises:
+            ValueError: they are not all wanted, or of another shape or size. Nothing was written.
+
+        """
+        table = self._check(layer, first, values.shape)
+        size = table.cache.groups[0].states.dtype.itemsize
+        if values.dtype.itemsize != size:
+            raise ValueError(f"K/V values of {values.dtype.itemsize} bytes, wanted {size}")
+        copy_in(table, layer, first, values)
 
     def admit(self) -> BlockTable:
         """All of it is there: the table of a sequence that has computed its prompt. The caller closes it."""
@@ -92,6 +105,17 @@ class Reservation:
         """Give up the pages that were written to: it is not known whether something still writes to them."""
         table, self._table = self._open(), None
         table.abandon(self.first)
+
+    def _check(self, layer: int, first: int, shape: tuple[int, ...]) -> BlockTable:
+        """The table, if K/V of this shape may be written there. Raises ValueError."""
+        table, wanted = self._open(), self.wanted(layer)
+        _, _, two, heads, _, size = table.cache.groups[table.cache.places[layer][0]].states.shape
+        if len(shape) != 4 or (two, heads, size) != (shape[0], shape[1], shape[3]):
+            raise ValueError(f"K/V of shape {list(shape)}, wanted [{two}, {heads}, T, {size}]")
+        stop = first + shape[2]
+        if not wanted.start <= first < stop <= wanted.stop:
+            raise ValueError(f"K/V of positions {first} to {stop}, wanted {wanted.start} to {wanted.stop}")
+        return table
 
     def _open(self) -> BlockTable:
         assert self._table is not None, "the reservation has ended"

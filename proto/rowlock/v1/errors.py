@@ -47,6 +47,8 @@ class Reason(StrEnum):
     READER_STALLED = "READER_STALLED"
     REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
     ROLLBACK_UNAVAILABLE = "ROLLBACK_UNAVAILABLE"
+    SOURCE_ABSENT = "SOURCE_ABSENT"
+    SOURCE_FAILED = "SOURCE_FAILED"
     STOPPING = "STOPPING"
     TARGET_CHANGED = "TARGET_CHANGED"
     TARGET_INVALID = "TARGET_INVALID"
@@ -166,6 +168,14 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
     ),
     Reason.ROLLBACK_UNAVAILABLE: ReasonInfo(
         _CODE.FAILED_PRECONDITION, _REFUSED, "see `rowlock history`; transition to a checkpoint instead"
+    ),
+    Reason.SOURCE_ABSENT: ReasonInfo(
+        _CODE.UNAVAILABLE,
+        _REFUSED,
+        "retry: the source is started again; `rowlock status` and the log say what it lacks",
+    ),
+    Reason.SOURCE_FAILED: ReasonInfo(
+        _CODE.UNAVAILABLE, _REFUSED, "retry; if it goes on, look at what the source wrote to the daemon's log"
     ),
     Reason.STOPPING: ReasonInfo(_CODE.UNAVAILABLE, 8, "the daemon is stopping; retry when it is up again"),
     Reason.TARGET_CHANGED: ReasonInfo(

@@ -298,6 +298,7 @@ class Owner(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     DRIFT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     state: Global___OwnerState.ValueType
     generation: _builtins.int
@@ -327,6 +328,10 @@ class Owner(_message.Message):
     def drift(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drift]:
         """Rows known to differ from the published identity."""
 
+    @_builtins.property
+    def source(self) -> Global___Source:
+        """Who computes prompts for the owner; absent: nobody, it does so itself."""
+
     def __init__(
         self,
         *,
@@ -344,14 +349,86 @@ class Owner(_message.Message):
         leases: _abc.Iterable[Global___LeaseInfo] | None = ...,
         drift: _abc.Iterable[Global___Drift] | None = ...,
         tokens: _builtins.int = ...,
+        source: Global___Source | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "drift", b"drift", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "state", b"state", "tokens", b"tokens", "transition", b"transition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "device", b"device", "drift", b"drift", "epoch", b"epoch", "etag", b"etag", "generation", b"generation", "identity", b"identity", "leases", b"leases", "reason", b"reason", "requests_active", b"requests_active", "requests_waiting", b"requests_waiting", "source", b"source", "state", b"state", "tokens", b"tokens", "transition", b"transition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Owner: _TypeAlias = Owner  # noqa: Y015
+
+@_typing.final
+class Source(_message.Message):
+    """A process that computes prompts on another device, or in another environment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    PROMPTS_LIVE_FIELD_NUMBER: _builtins.int
+    PROMPTS_IMPORTED_FIELD_NUMBER: _builtins.int
+    PROMPTS_FAILED_FIELD_NUMBER: _builtins.int
+    LOCAL_FALLBACKS_FIELD_NUMBER: _builtins.int
+    SPANS_IMPORTED_FIELD_NUMBER: _builtins.int
+    BYTES_IMPORTED_FIELD_NUMBER: _builtins.int
+    FRAMES_LATE_FIELD_NUMBER: _builtins.int
+    PROMPTS_QUARANTINED_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """STARTING, READY, ABSENT, or NONE: let go, prompts are computed by the owner."""
+    name: _builtins.str
+    """As it announced itself."""
+    pid: _builtins.int
+    restarts: _builtins.int
+    """How often it was started again."""
+    reason: _builtins.str
+    """Why it is absent."""
+    mode: _builtins.str
+    """"whole" or "stream"."""
+    prompts_live: _builtins.int
+    """Prompts that are being computed or imported."""
+    prompts_imported: _builtins.int
+    """Prompts that it computed and the owner admitted."""
+    prompts_failed: _builtins.int
+    """Prompts that it was asked for and did not bring."""
+    local_fallbacks: _builtins.int
+    """Prompts that the owner computed because it could not."""
+    spans_imported: _builtins.int
+    bytes_imported: _builtins.int
+    frames_late: _builtins.int
+    """What it sent of requests that had ended."""
+    prompts_quarantined: _builtins.int
+    """Prompts whose pages were given up: a copy could not be proved to have ended."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        name: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        restarts: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        prompts_live: _builtins.int = ...,
+        prompts_imported: _builtins.int = ...,
+        prompts_failed: _builtins.int = ...,
+        local_fallbacks: _builtins.int = ...,
+        spans_imported: _builtins.int = ...,
+        bytes_imported: _builtins.int = ...,
+        frames_late: _builtins.int = ...,
+        prompts_quarantined: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_imported", b"bytes_imported", "frames_late", b"frames_late", "local_fallbacks", b"local_fallbacks", "mode", b"mode", "name", b"name", "pid", b"pid", "prompts_failed", b"prompts_failed", "prompts_imported", b"prompts_imported", "prompts_live", b"prompts_live", "prompts_quarantined", b"prompts_quarantined", "reason", b"reason", "restarts", b"restarts", "spans_imported", b"spans_imported", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Source: _TypeAlias = Source  # noqa: Y015
 
 @_typing.final
 class LeaseInfo(_message.Message):

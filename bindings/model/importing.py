@@ -1,0 +1,71 @@
+"""The way into a decoder's pages for prompts that were computed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from rowlock.bindings.device import DeviceError, DeviceFault, Sampling, Step
+from rowlock.bindings.importing import NoRoomError, States
+from rowlock.bindings.model.cache.paged import PagedCache
+from rowlock.bindings.model.cache.pages import PagesShortError
+from rowlock.bindings.model.cache.reservation import Reservation
+from rowlock.bindings.model.decoder import Programs
+from rowlock.bindings.model.generation import DecoderSequence
+
+
+class DecoderImporter:
+    """See :class:`rowlock.bindings.importing.PromptImporter`.
+
+    Args:
+        cache: the pages; asked for each time, as what was computed under other weights must not be found.
+        programs: of the resident model.
+        fence: of its memory.
+
+    """
+
+    def __init__(self, cache: Callable[[], PagedCache], programs: Programs, fence: Callable[[], None]) -> None:
+        self._cache = cache
+        self._programs = programs
+        self.fence = fence
+
+    def open(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderImport:
+        """See :class:`rowlock.bindings.importing.PromptImporter`."""
+        return DecoderImport(self._cache(), self._programs, prompt, sampling, capacity)
+
+
+class DecoderImport:
+    """See :class:`rowlock.bindings.importing.PromptImport`."""
+
+    def __init__(
+        self, cache: PagedCache, programs: Programs, prompt: tuple[int, ...], sampling: Sampling, capacity: int
+    ) -> None:
+        lacking = cache.lacking(capacity)
+        if lacking:
+            raise DeviceError(DeviceFault.CAPACITY, lacking)
+        self._programs = programs
+        self._sampling = sampling
+        tokens, settled = np.array(prompt, np.int64), programs.settled(len(prompt))
+        try:
+            self._room = Reservation(cache, tokens, capacity, settled)
+        except PagesShortError as error:
+            raise NoRoomError(str(error)) from error
+        self._dtype = cache.groups[0].states.dtype
+
+    def wanted(self, layer: int) -> range:
+        return self._room.wanted(layer)
+
+    def write(self, layer: int, first: int, states: States) -> None:
+        self._room.write_values(layer, first, states)
+
+    def admit(self, logits: States) -> tuple[DecoderSequence, Step]:
+        sequence = DecoderSequence.admitted(self._room, self._programs, self._sampling)
+        return sequence, sequence.accept(torch.from_numpy(logits.copy()).view(self._dtype))
+
+    def release(self) -> None:
+        self._room.release()
+
+    def quarantine(self) -> None:
+        self._room.quarantine()
