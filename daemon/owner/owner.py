@@ -112,6 +112,7 @@ class Owner:
 
     def generate(self, request: GenerationRequest) -> None:
         """Queue a request; its sink hears of everything that follows."""
+        request.cancelled.heard = self._mailbox.wake
         self._mailbox.put(Command(lambda: self._accept(request), request.sink.failed))
 
     def admit(self, admission: Admission) -> Future[str]:

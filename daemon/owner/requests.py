@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +37,23 @@ class Sink(Protocol):
         ...
 
 
+class GivenUp(threading.Event):
+    """The flag by which a client gives up.
+
+    Attributes:
+        heard: called when it is set: an owner that waits for something else is woken.
+
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: Callable[[], None] = lambda: None
+
+    def set(self) -> None:
+        super().set()
+        self.heard()
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """One request. Frozen, but for the flag by which its client gives up.
@@ -56,4 +74,4 @@ class GenerationRequest:
     sink: Sink
     tokens: tuple[int, ...] = ()
     assets: str = ""
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: GivenUp = field(default_factory=GivenUp)

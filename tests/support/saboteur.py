@@ -83,7 +83,7 @@ class Saboteur:
             order: dict[str, Any] = json.loads(self._orders.read_text())
         except FileNotFoundError:
             return None
-        wanted = Done if order["fault"] in {"two dones", "deaf"} else Span
+        wanted = {"two dones": Done, "gate": Span | Done}.get(order["fault"], Span)
         return order if isinstance(frame, wanted) and order.get("at", 0) in {self._spans, None} else None
 
     def _obey(self, link: Link, fault: str, frame: Any) -> None:
@@ -97,6 +97,10 @@ class Saboteur:
             os.kill(os.getpid(), SIGNALS[fault])
         elif fault == "error":
             raise EngineError("the device is tired")
+        elif fault == "gate":
+            with open(self._orders.with_suffix(".gate")):
+                """Somebody has opened it."""
+            self._send(link, frame)
         elif fault == "early done":
             self._send(link, Done(frame.request, frame.generation, self._spans - 1, frame.dtype, 1, 0))
         else:

@@ -3,75 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.owners import WAIT_S, OwnerHarness, running_owner
+from support.owners import OwnerHarness, running_owner
+from support.prefilling import Remote, fails, remote_owner
 
-from rowlock.daemon.owner.prefilling import SourceView
+from rowlock.bindings.model.cache.geometry import CacheLimits
+from rowlock.daemon.owner.requests import GivenUp
+from rowlock.daemon.prefill import keeper as keeper_module
 from rowlock.daemon.prefill.protocol.frames import Mode
-from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
+from rowlock.v1.errors import Reason
 
 TESTS = Path(__file__).resolve().parents[1]
 PROMPTS = ("hello", "a" * 31, "b" * 32, "c" * 33, "The quick brown fox. " * 9)
 SURVIVOR = "I will be here until the end. "
 SURVIVOR_TOKENS = 512
 BUSY = {"stream_layers": 1}
-
-
-class Remote:
-    """An owner whose prompts a source computes."""
-
-    def __init__(self, harness: OwnerHarness) -> None:
-        self.harness = harness
-        self.ask = harness.ask
-        self.prefiller = harness.core.prefiller
-
-    @property
-    def view(self) -> SourceView:
-        source = self.harness.owner.view.source
-        assert source is not None
-        return source
-
-    def until(self, met: Callable[[SourceView], bool]) -> SourceView:
-        """Wait for the source: each of its changes makes the owner swap its view."""
-        while not met(view := self.view):
-            self.turn()
-        return view
-
-    def turn(self) -> None:
-        """One turn of the owner thread."""
-        owner: Any = self.harness.owner
-        owner._ask(lambda promise: owner._promises.keep(promise, None)).result(WAIT_S)
-
-    def ready(self) -> SourceView:
-        self.turn()
-        self.prefiller._keeper.settled.result(WAIT_S)
-        return self.until(lambda view: view.state == "READY")
-
-    def settle(self) -> None:
-        """Nothing is on its way, and every page is where it belongs."""
-        self.until(lambda view: view.live == 0)
-        cache = self.harness.core.resident.runtime._inner._current_cache()
-        cache.check_integrity()
-        assert all(group.use.in_use == 0 for group in cache.groups)
-
-
-@contextlib.contextmanager
-def remote_owner(
-    state: Path,
-    checkpoint: Path,
-    source: dict[str, Any] | None = None,
-    owner: dict[str, Any] | None = None,
-    **prefill: Any,
-) -> Iterator[Remote]:
-    settings = PrefillSettings(source=SourceSettings(widths=(64, 512, 2048), **(source or {})), **prefill)
-    with running_owner(state, checkpoint, prefill=settings, **(owner or {})) as harness:
-        remote = Remote(harness)
-        remote.ready()
-        yield remote
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +57,182 @@ def test_answers_are_those_of_an_owner_that_computes_its_prompts_itself(
         remote.settle()
         counters = remote.view.counters
         assert (counters.remote, counters.failed, counters.fallbacks) == (len(PROMPTS) + 3, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("orders") / "orders.json"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory, tiny: Path, orders: Path) -> Iterator[Remote]:
+    """An owner that streams two layers one by one, from a source that does wrong when it is told to."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", str(TESTS))
+    patch.setattr(keeper_module, "BACKOFF_S", (0.0,))
+    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders)}, "silence_s": 2.0}
+    state = tmp_path_factory.mktemp("faulty") / "state"
+    try:
+        with remote_owner(state, tiny, source, mode=Mode.STREAM, layers_per_span=1) as remote:
+            yield remote
+    finally:
+        patch.undo()
+
+
+class Survivor:
+    """A request that decodes while others fail; nothing of it may change."""
+
+    def __init__(self, remote: Remote, expected: dict[str, list[int]]) -> None:
+        remote.ready()
+        self._answer = remote.ask(SURVIVOR, SURVIVOR_TOKENS)
+        self._answer.wait_token()
+        self._expected = expected[SURVIVOR]
+
+    def check(self) -> None:
+        assert self._answer.wait() == self._expected
+
+
+def order(orders: Path, fault: str, at: int | None = 0) -> None:
+    waiting = orders.with_suffix(".new")
+    waiting.write_text(json.dumps({"fault": fault, "at": at}))
+    waiting.rename(orders)
+
+
+OWN_FAULTS = {
+    "drop": "done.spans is 2, wanted 1",
+    "duplicate": "overlap",
+    "overlap": "overlap",
+    "layer out of bounds": "span.layer_stop is 1001",
+    "token out of bounds": "positions 0 to 6",
+    "wrong dtype": "span.dtype is 3",
+    "wrong shape": "span.kv_heads is 3",
+    "wrong generation": "span.generation is 2",
+    "early done": "done.generation",
+    "error": "the device is tired",
+}
+"""Faults that fail one prompt; the source goes on."""
+
+
+@pytest.mark.parametrize("fault", [name for name in OWN_FAULTS if name != "early done"])
+def test_a_span_that_cannot_be_right_fails_its_request_alone(
+    faulty: Remote, orders: Path, expected: dict[str, list[int]], fault: str
+) -> None:
+    survivor = Survivor(faulty, expected)
+    before = faulty.view
+    order(orders, fault)
+    failed, other = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
+    error = fails(failed)
+    assert error.reason is Reason.SOURCE_FAILED
+    assert OWN_FAULTS[fault] in str(error)
+    assert other.wait() == expected[PROMPTS[1]]
+    assert faulty.ask("hello", 24).wait() == expected["hello"]
+    survivor.check()
+    faulty.settle()
+    after = faulty.view
+    assert (after.pid, after.counters.failed) == (before.pid, before.counters.failed + 1)
+
+
+def test_done_before_everything_is_there_fails_its_request_alone(
+    faulty: Remote, orders: Path, expected: dict[str, list[int]]
+) -> None:
+    survivor = Survivor(faulty, expected)
+    order(orders, "early done", 1)
+    error = fails(faulty.ask("hello", 24))
+    assert "the source sent what was not asked for: done." in str(error)
+    assert faulty.ask("hello", 24).wait() == expected["hello"]
+    survivor.check()
+    faulty.settle()
+
+
+def test_a_second_done_changes_nothing(faulty: Remote, orders: Path, expected: dict[str, list[int]]) -> None:
+    survivor = Survivor(faulty, expected)
+    late = faulty.view.counters.late
+    order(orders, "two dones", None)
+    assert faulty.ask("hello", 24).wait() == expected["hello"]
+    survivor.check()
+    faulty.until(lambda view: view.counters.late == late + 1)
+    faulty.settle()
+
+
+ENDING_FAULTS = [
+    ("die", 0, "closed its end"),
+    ("die", 1, "closed its end"),
+    ("stop", 1, "said nothing of the prompt that it has"),
+    ("truncated", 0, "sent something that is no frame"),
+    ("wrong request", 0, "which it was never asked for"),
+]
+
+
+@pytest.mark.parametrize(("fault", "at", "word"), ENDING_FAULTS)
+def test_a_source_that_ends_loses_its_prompts_and_is_started_again(
+    faulty: Remote, orders: Path, expected: dict[str, list[int]], fault: str, at: int, word: str
+) -> None:
+    survivor = Survivor(faulty, expected)
+    before = faulty.view
+    order(orders, fault, at)
+    failed, ahead = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
+    for answer in (failed, ahead):
+        error = fails(answer)
+        assert error.reason is Reason.SOURCE_FAILED
+        assert word in str(error)
+    survivor.check()
+    again = faulty.ready()
+    assert again.pid != before.pid
+    assert again.restarts == before.restarts + 1
+    assert faulty.ask("hello", 24).wait() == expected["hello"]
+    faulty.settle()
+
+
+def open_files() -> list[str]:
+    """What this process has open, and what of it is the memory of a request; mappings too."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "rowlock-prefill" in line]
+    return [name for name in found if "rowlock-prefill" in name] + mapped
+
+
+class Gate:
+    """Holds a source up at a span, until it is opened."""
+
+    def __init__(self, orders: Path) -> None:
+        self._orders = orders
+        self._path = orders.with_suffix(".gate")
+        self._path.unlink(missing_ok=True)
+        os.mkfifo(self._path)
+
+    def close_at(self, span: int) -> None:
+        order(self._orders, "gate", span)
+
+    def open(self) -> None:
+        with open(self._path, "w"):
+            """The source has it open for reading now, and goes on."""
+
+
+@pytest.mark.parametrize("deaf", ["", "1"])
+def test_a_request_can_end_at_every_span_and_its_pages_serve_another_at_once(
+    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, deaf: str
+) -> None:
+    """The pool has room for one of them. A deaf source goes on with what nobody wants any more."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    orders = tmp_path / "orders.json"
+    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders), "deaf": deaf}, "silence_s": 30.0}
+    owner = {"cache": CacheLimits(cache_bytes=2 * 2 * 32 * 128, page_tokens=32)}
+    gate = Gate(orders)
+    with remote_owner(tmp_path / "state", tiny, source, owner, mode=Mode.STREAM, layers_per_span=1) as remote:
+        assert remote.harness.core.resident.runtime.cache.groups[0].pages == 2
+        for span in range(3):
+            gave_up = GivenUp()
+            gate.close_at(span)
+            answer = remote.ask("c" * 33, 24, cancelled=gave_up)
+            remote.until_spans(span)
+            gave_up.set()
+            assert fails(answer).reason is Reason.CANCELLED
+            other = remote.ask(PROMPTS[2], 24)
+            gate.open()
+            assert other.wait() == expected[PROMPTS[2]]
+            remote.settle()
+        assert remote.view.counters.late == (6 if deaf else 3)
+        assert remote.view.state == "READY"
+    assert not open_files()

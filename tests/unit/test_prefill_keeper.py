@@ -17,8 +17,20 @@ from support.prefill import FACTS, WAIT_S, prefill_of
 
 from rowlock.daemon.prefill import keeper as keeper_module
 from rowlock.daemon.prefill.keeper import SourceKeeper, SourceState, SourceStatus
-from rowlock.daemon.prefill.life import Arrival, Life, Outbox
-from rowlock.daemon.prefill.protocol.frames import Done, Failed, Memory, Refusal, Release
+from rowlock.daemon.prefill.life import Arrival, Life, Outbox, SourceEndedError
+from rowlock.daemon.prefill.protocol.frames import (
+    FRAME_MAX,
+    HEADER,
+    MAGIC,
+    VERSION,
+    Done,
+    Failed,
+    Memory,
+    Refusal,
+    Release,
+    pack,
+    parse,
+)
 from rowlock.daemon.prefill.protocol.hello import hello_of
 from rowlock.daemon.prefill.protocol.link import Link, Received
 from rowlock.daemon.prefill.settings import SourceSettings
@@ -181,6 +193,33 @@ def test_a_source_that_did_what_none_may_is_ended_on_request(watch: Callable[...
     source.ready()
     source.keeper.kill("sent a span of a request that there never was")
     assert source.last().reason == "sent a span of a request that there never was"
+
+
+@pytest.mark.parametrize(
+    ("packet", "word"),
+    [
+        (pack(Done(2, 3, 0, 1, 50, 0))[:-1], "no frame"),
+        (b"\0" * (FRAME_MAX + 1), "packet of more than"),
+        (HEADER.pack(MAGIC, VERSION, 77, 0, 0), "kind is 77"),
+        (b"\xff" * 100, "header"),
+        (pack(Release(1, 3)), "which only an owner does"),
+        (pack(hello_of(FACTS)), "announced itself twice"),
+        (b"", "closed its end"),
+    ],
+)
+def test_what_is_no_frame_of_a_source_ends_its_life(packet: bytes, word: str) -> None:
+    link, other = Link.pair()
+    outbox = Outbox()
+    arrived: list[Arrival] = []
+    life = Life(SourceSettings(), link, outbox, lambda _facts: None, arrived.append)
+    good = pack(Done(2, 3, 0, 1, 50, 0))
+    for data in (pack(hello_of(FACTS)), good, packet):
+        other.send(data)
+    with pytest.raises(SourceEndedError, match=word):
+        life.run(lambda: False)
+    assert [item.frame for item in arrived] == [parse(good)]
+    for end in (link, other, outbox):
+        end.close()
 
 
 PARENT = """

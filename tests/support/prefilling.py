@@ -1,0 +1,82 @@
+"""An owner in this process whose prompts a real source process computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowlock.daemon.owner.prefilling import SourceView
+from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
+from rowlock.v1.errors import OwnerError
+from support.owners import WAIT_S, Answer, OwnerHarness, running_owner
+
+
+class Remote:
+    """An owner whose prompts a source computes."""
+
+    def __init__(self, harness: OwnerHarness) -> None:
+        self.harness = harness
+        self.ask = harness.ask
+        self.prefiller = harness.core.prefiller
+
+    @property
+    def view(self) -> SourceView:
+        source = self.harness.owner.view.source
+        assert source is not None
+        return source
+
+    def until(self, met: Callable[[SourceView], bool]) -> SourceView:
+        """Wait for the source: each of its changes makes the owner swap its view."""
+        while not met(view := self.view):
+            self.turn()
+        return view
+
+    def turn(self) -> None:
+        """One turn of the owner thread."""
+        owner: Any = self.harness.owner
+        owner._ask(lambda promise: owner._promises.keep(promise, None)).result(WAIT_S)
+
+    def until_spans(self, count: int) -> None:
+        """Until the one prompt on its way has so many spans here."""
+        self.until(lambda view: view.live == 1 and next(iter(self.prefiller._live.values())).spans >= count)
+
+    def ready(self) -> SourceView:
+        self.turn()
+        self.prefiller._keeper.settled.result(WAIT_S)
+        return self.until(lambda view: view.state == "READY")
+
+    def settle(self) -> None:
+        """Nothing is on its way, and every page is where it belongs."""
+        self.until(lambda view: view.live == 0)
+        cache = self.harness.core.resident.runtime._inner._current_cache()
+        cache.check_integrity()
+        assert all(group.use.in_use == 0 for group in cache.groups)
+
+
+@contextlib.contextmanager
+def remote_owner(
+    state: Path,
+    checkpoint: Path,
+    source: dict[str, Any] | None = None,
+    owner: dict[str, Any] | None = None,
+    *,
+    wait: bool = True,
+    **prefill: Any,
+) -> Iterator[Remote]:
+    """Both, ready; or, without ``wait``, as they come up."""
+    settings = PrefillSettings(source=SourceSettings(**{"widths": (64, 512, 2048), **(source or {})}), **prefill)
+    with running_owner(state, checkpoint, prefill=settings, **(owner or {})) as harness:
+        remote = Remote(harness)
+        if wait:
+            remote.ready()
+        yield remote
+
+
+def fails(answer: Answer) -> OwnerError:
+    with pytest.raises(OwnerError) as caught:
+        answer.wait()
+    return caught.value
