@@ -19,6 +19,7 @@ from rowlock.bindings.checkpoint.hashing import hash_groups
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.cpu.threads import HostThreads
+from rowlock.bindings.device import Counters
 from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.table import BlockTable
@@ -88,7 +89,7 @@ class DecoderEngine:
         config = loaded.config
         widths = tuple(width for width in options.widths if width <= config.context) or (config.context,)
         self._pads = options.extra.get("pad", "0") == "1"
-        self._host = HostThreads(options.threads)
+        self._host = HostThreads(options.threads, Counters())
         self._programs = self._host.create_decoder(config, loaded.weights)
         self._parts = self._cut(loaded, options, widths[-1])
         self.facts = SourceFacts(

@@ -209,9 +209,9 @@ def pair_of(
     checkpoint: Path, page_tokens: int = 32, widths: tuple[int, ...] = (128, 512, 2048), **extra: str
 ) -> Iterator[Pair]:
     """Both, until the block ends."""
+    engine = create(EngineOptions(checkpoint, threads=1, widths=widths, extra=extra))
     own, other = Link.pair()
     with ThreadPoolExecutor(1) as executor, other:
-        engine = create(EngineOptions(checkpoint, threads=1, widths=widths, extra=extra))
         done = executor.submit(Worker(Link(other), engine, 1 << 34).run)
         try:
             pair = Pair(checkpoint, own, CacheLimits(page_tokens=page_tokens))
