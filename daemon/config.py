@@ -229,6 +229,8 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         "stream_layers": Key(_count, "announce K/V every so many layers; unset: all of it at the end"),
         "stream_tokens": Key(_count, "with `stream_layers`: and every so many tokens"),
         "stream_from": Key(_count, "with `stream_layers`: shorter prompts are transferred whole all the same"),
+        "deferred": Key(_flag, "benchmarks: spans as with `stream_layers`, but announced at the end"),
+        "pace_ms": Key(_seconds, "benchmarks: a layer takes so many milliseconds, from memory; answers mean nothing"),
         "prefetch": Key(_flag, "compute and import prompts of requests that wait for others to end"),
         "fallback": Key(_flag, "`true`: prompts that no source can compute are computed here; else they fail"),
         "on_transition": Key(
@@ -396,12 +398,15 @@ def _prefill(values: Mapping[str, Any], given: Mapping[str, Any]) -> PrefillSett
     for key in ("stream_tokens", "stream_from"):
         if key in values and not layers:
             raise ConfigError(f"prefill.{key} goes with prefill.stream_layers")
+    mode = Mode.STREAM if layers else Mode.WHOLE
+    if values.pop("deferred", False):
+        mode = Mode.DEFERRED
     source = {key: values.pop(key) for key in _SOURCE_KEYS if key in values}
     if "python" in source:
         source["python"] = str(source["python"])
     return PrefillSettings(
         source=SourceSettings(**source, extra=values.pop("options", {})),
-        mode=Mode.STREAM if layers else Mode.WHOLE,
+        mode=mode,
         layers_per_span=layers or 1,
         chunk=values.pop("stream_tokens", 0),
         required=values.pop("on_transition", "required") == "required",
@@ -409,7 +414,17 @@ def _prefill(values: Mapping[str, Any], given: Mapping[str, Any]) -> PrefillSett
     )
 
 
-_SOURCE_KEYS: Final = ("python", "factory", "device", "threads", "widths", "memory_max", "start_s", "silence_s")
+_SOURCE_KEYS: Final = (
+    "python",
+    "factory",
+    "device",
+    "threads",
+    "widths",
+    "memory_max",
+    "start_s",
+    "silence_s",
+    "pace_ms",
+)
 
 
 def _tls(values: Mapping[str, Any] | None) -> TlsSettings | None:

@@ -1,7 +1,8 @@
 """A source that takes as long as it is told to: benchmarks only.
 
-It stands for a device that computes beside the owner instead of on the owner's cores. Each prompt is really computed,
-once; when it comes again its K/V is announced from memory, each block after the time that computing it shall take.
+It stands for a device that computes beside the owner instead of on the owner's cores. The first prompt of each length
+is really computed; for each later one that K/V is announced again from memory, each block after the time that computing
+it shall take. So what is answered means nothing; how it is moved is real.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from rowlock.daemon.prefill.protocol.hello import SourceFacts
 
 
 class PacedEngine:
-    """An engine that repeats, at a given pace, what another one computed.
+    """An engine that repeats, at a given pace, what another one computed for a prompt of the same length.
 
     Args:
-        inner: computes what was not asked for before.
+        inner: computes the first prompt of each length.
         layer_s: seconds that one layer of one block takes.
         sleep: waits so many seconds.
 
@@ -28,14 +29,15 @@ class PacedEngine:
         self._inner = inner
         self._layer_s = layer_s
         self._sleep = sleep
-        self._known: dict[Work, tuple[list[Block], States]] = {}
+        self._known: dict[tuple[int, ...], tuple[list[Block], States]] = {}
         self.facts: SourceFacts = replace(inner.facts, name=f"{inner.facts.name}, paced at {layer_s * 1000} ms a layer")
 
     def prefill(self, work: Work) -> Generator[Block, None, States]:
         """See :class:`rowlock.daemon.prefill.engine.Engine`."""
-        if work not in self._known:
-            self._known[work] = self._compute(work)
-        blocks, logits = self._known[work]
+        shape = (len(work.tokens), work.width, work.layers, work.chunk)
+        if shape not in self._known:
+            self._known[shape] = self._compute(work)
+        blocks, logits = self._known[shape]
         for block in blocks:
             self._sleep(self._layer_s * len(block.states))
             yield block

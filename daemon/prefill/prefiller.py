@@ -247,6 +247,10 @@ class SourcePrefiller:
             quarantined=int(item.quarantined),
         )
         self.timelines.append(item.timeline)
+        if admitted:
+            self._log(
+                "prefill.imported", request=item.number, spans=item.spans, bytes=copied, **item.timeline.figures()
+            )
 
     def _count(self, **more: int) -> None:
         now = {name: getattr(self._counters, name) + value for name, value in more.items()}

@@ -34,3 +34,22 @@ class Timeline:
     def copies_before_computed(self) -> int:
         """Copies that ended before the source had computed its last layer."""
         return sum(stop <= self.computed for _, stop, _ in self.copies)
+
+    @property
+    def exposed_ns(self) -> int:
+        """How much of the copying came after the source had computed its last layer."""
+        return sum(stop - max(begun, self.computed) for begun, stop, _ in self.copies if stop > self.computed)
+
+    def figures(self) -> dict[str, int]:
+        """For the log."""
+        return {
+            "prompt_tokens": self.tokens,
+            "begun_ns": self.begun,
+            "computed_ns": self.computed,
+            "done_ns": self.done,
+            "admitted_ns": self.admitted,
+            "copies": len(self.copies),
+            "copies_before_computed": self.copies_before_computed,
+            "copy_ns": sum(stop - begun for begun, stop, _ in self.copies),
+            "exposed_copy_ns": self.exposed_ns,
+        }
