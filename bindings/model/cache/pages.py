@@ -46,7 +46,7 @@ class PagePool:
         """So many free pages, each held once. Raises PagesShortError, and then takes none."""
         if count > len(self._free):
             raise PagesShortError(f"{count} pages are needed, {len(self._free)} of {self.pages} are free")
-        taken = [self._free.pop() for _ in range(count)]
+        taken = sorted(self._free.pop() for _ in range(count))  # what lies together is copied together
         for page in taken:
             self._holders[page] = 1
         return taken

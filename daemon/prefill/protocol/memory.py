@@ -104,7 +104,7 @@ class OwnerMemory:
             size = os.fstat(fd).st_size
             if size != nbytes:
                 raise MemoryRefusedError(f"memory: has {size} bytes, {nbytes} are needed")
-            return cls(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
+            return cls(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
 
