@@ -8,7 +8,7 @@ MODEL := .cache/smollm2-135m
 GEMMA := .cache/gemma3-270m
 READY := $(VENV)/.ready
 
-.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals load soak stubs bench clean env-atom env-rngd env-vllm
+.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals prefill load soak stubs bench clean env-atom env-rngd env-vllm
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -27,6 +27,10 @@ kills: $(READY) $(MODEL)
 # SIGTERM and SIGINT at every step of starting and of a transition.
 signals: $(READY)
 	$(BIN)/python -m pytest -m "campaign or not campaign" tests/system/test_signals.py
+
+# Prompts computed by a source process: every way to cut them, every fault, every transition.
+prefill: $(READY) $(MODEL)
+	$(BIN)/python -m pytest -m "campaign or not campaign" tests/model/test_prefill_exact.py tests/system/test_prefill*.py
 
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)

@@ -4,9 +4,10 @@
                                  [--slots 8] [--pace-ms 0] [--layers 3] [--tokens 16]
 
 One daemon and one source for each arm, on one thread each; the arms alternate in each run, so that whatever else the
-machine does falls on all of them. With --pace-ms the source takes that long for each layer and computes nothing: it stands
-for another device, and its answers mean nothing. Raw records go to FILE as JSON Lines, one for each request, and one for each
-run with the speed of memcpy at that moment; benchmarks/prefill_summary.py makes every figure from them, and checks them.
+machine does falls on all of them. With --pace-ms the source takes that long for each layer and computes nothing: it
+stands for another device, and its answers mean nothing. Raw records go to FILE as JSON Lines: each request, each import,
+and for each run the speed of memcpy at that moment. benchmarks/prefill_summary.py checks them, and makes every figure
+from them.
 """
 
 from __future__ import annotations

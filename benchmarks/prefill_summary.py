@@ -2,8 +2,8 @@
 
     python benchmarks/prefill_summary.py FILE
 
-Refused: a run without one of its arms, an arm or a request twice, a prompt of another length than was asked for, moments in
-an order that cannot be, a run with fewer or more requests than it says, arms whose answers differ.
+Refused: a run without one of its arms, an arm or a request twice, a prompt of another length than was asked for,
+moments in an order that cannot be, a run with fewer or more requests than it says, arms whose answers differ.
 """
 
 from __future__ import annotations

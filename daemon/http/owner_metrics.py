@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 import rowlock
 from rowlock.daemon.answering.meter import MetricInfo
 from rowlock.daemon.owner.owner import Owner
+from rowlock.daemon.owner.prefilling import SourceView
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.states import OwnerState
 from rowlock.daemon.owner.view import OwnerView
@@ -47,6 +48,16 @@ OWNER_METRICS: Final[dict[str, MetricInfo]] = {
     ),
     "rowlock_device_written_bytes": MetricInfo("counter", "Bytes written to the device"),
     "rowlock_device_read_back_bytes": MetricInfo("counter", "Bytes read back from the device"),
+    "rowlock_source_state": MetricInfo(
+        "gauge",
+        "1 for the state of the prompts' source, 0 for the others; `NONE`: prompts are computed here",
+        ("state",),
+    ),
+    "rowlock_source_restarts": MetricInfo("counter", "How often the prompts' source was started again"),
+    "rowlock_prefill_prompts": MetricInfo(
+        "counter", "Prompts that were to come from a source: `imported`, `failed`, or `computed_here`", ("outcome",)
+    ),
+    "rowlock_prefill_imported_bytes": MetricInfo("counter", "Bytes of K/V imported from a source"),
     "rowlock_transitions": MetricInfo("counter", "Transitions that have ended", ("outcome",)),
     "rowlock_last_pause_seconds": MetricInfo(
         "gauge", "For how long no request ran in the newest transition that wrote to the device", ("level", "outcome")
@@ -54,6 +65,7 @@ OWNER_METRICS: Final[dict[str, MetricInfo]] = {
 }
 OPERATIONS: Final = ("uploads", "program_loads", "compiles", "allocations", "native_calls", "executions", "parses")
 PAGE_USES: Final = ("in_use", "cached", "free", "quarantined")
+SOURCE_STATES: Final = ("STARTING", "READY", "ABSENT", "NONE")
 LOOKED_AT_MAX: Final = 20
 """Transitions that are looked through for one that wrote."""
 
@@ -74,7 +86,7 @@ class OwnerMetrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         view = self._owner.view
-        for name, samples in (*_of_view(view), *_of_journal(self._owner)):
+        for name, samples in (*_of_view(view), *_of_source(view.source), *_of_journal(self._owner)):
             yield _family(name, samples)
 
 
@@ -109,6 +121,16 @@ def _of_view(view: OwnerView) -> Iterator[tuple[str, list[Sample]]]:
     }
     for name, value in single.items():
         yield name, [((), value)]
+
+
+def _of_source(source: SourceView | None) -> Iterator[tuple[str, list[Sample]]]:
+    source = source or SourceView("NONE", "", 0, 0, "", "", 0)
+    yield "rowlock_source_state", [((state,), float(state == source.state)) for state in SOURCE_STATES]
+    yield "rowlock_source_restarts", [((), source.restarts)]
+    counters = source.counters
+    outcomes = {"imported": counters.remote, "failed": counters.failed, "computed_here": counters.fallbacks}
+    yield "rowlock_prefill_prompts", [((outcome,), count) for outcome, count in outcomes.items()]
+    yield "rowlock_prefill_imported_bytes", [((), counters.bytes)]
 
 
 def _of_journal(owner: Owner) -> Iterator[tuple[str, list[Sample]]]:

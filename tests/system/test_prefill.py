@@ -41,7 +41,13 @@ def expected(local: OwnerHarness) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     "prefill",
-    [{}, {"mode": Mode.STREAM}, {"mode": Mode.STREAM, "layers_per_span": 2, "chunk": 37, "prefetch": False}],
+    [
+        pytest.param({}, marks=pytest.mark.campaign),
+        {"mode": Mode.STREAM},
+        pytest.param(
+            {"mode": Mode.STREAM, "layers_per_span": 2, "chunk": 37, "prefetch": False}, marks=pytest.mark.campaign
+        ),
+    ],
 )
 def test_answers_are_those_of_an_owner_that_computes_its_prompts_itself(
     tmp_path: Path, tiny: Path, local: OwnerHarness, expected: dict[str, list[int]], prefill: dict[str, Any]
@@ -155,11 +161,12 @@ def test_a_second_done_changes_nothing(faulty: Remote, orders: Path, expected: d
 
 
 ENDING_FAULTS = [
-    ("die", 0, "closed its end"),
+    pytest.param("die", 0, "closed its end", marks=pytest.mark.campaign),
     ("die", 1, "closed its end"),
+    pytest.param("stop", 0, "said nothing of the prompt that it has", marks=pytest.mark.campaign),
     ("stop", 1, "said nothing of the prompt that it has"),
-    ("truncated", 0, "sent something that is no frame"),
-    ("wrong request", 0, "which it was never asked for"),
+    pytest.param("truncated", 0, "sent something that is no frame", marks=pytest.mark.campaign),
+    pytest.param("wrong request", 0, "which it was never asked for", marks=pytest.mark.campaign),
 ]
 
 
@@ -210,7 +217,7 @@ class Gate:
             """The source has it open for reading now, and goes on."""
 
 
-@pytest.mark.parametrize("deaf", ["", "1"])
+@pytest.mark.parametrize("deaf", ["", pytest.param("1", marks=pytest.mark.campaign)])
 def test_a_request_can_end_at_every_span_and_its_pages_serve_another_at_once(
     tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, deaf: str
 ) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
+from support.commands import rowlock
+from support.daemons import answer, owner
+from support.http import HTTP, url_of
 from support.prefilling import fails, remote_owner
 
 from rowlock.bindings.model.cache.geometry import CacheLimits
+from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.daemon.prefill.protocol.frames import Mode
 from rowlock.v1.errors import Reason
 
@@ -55,6 +62,7 @@ def test_a_pool_of_exactly_what_waits_is_enough(tmp_path: Path, tiny: Path) -> N
         assert remote.view.counters.failed == 0
 
 
+@pytest.mark.campaign
 def test_the_source_says_when_it_has_too_little_memory_and_the_next_prompt_works(tmp_path: Path, tiny: Path) -> None:
     with remote_owner(tmp_path / "state", tiny, {"memory_max": 12_000}) as remote:
         error = fails(remote.ask("x" * 60, 4))
@@ -74,3 +82,39 @@ def test_the_example_is_a_source(tmp_path: Path, tiny: Path, monkeypatch: pytest
         assert remote.view.name == "transformers on cpu"
         assert [remote.ask(text, 24).wait() for text in prompts] == expected
         assert remote.view.counters.remote == 3
+
+
+@pytest.fixture
+def answers(tiny: Path, tmp_path: Path) -> Callable[[str, list[str]], dict[str, object]]:
+    """What a daemon with these options says, over gRPC and as a stream of server-sent events."""
+
+    def ask(name: str, options: list[str]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        with DaemonProcess(tmp_path / name, [*HTTP, "--checkpoint", str(tiny), *options]) as daemon:
+            for text in ("hello", "a" * 33, "The quick brown fox. " * 9):
+                found[f"gRPC {text}"] = answer(daemon, text)[0]
+                body = {"model": "rowlock", "prompt": text, "max_tokens": 24, "temperature": 0, "stream": True}
+                with httpx.stream("POST", f"{url_of(daemon)}/v1/completions", json=body, timeout=60) as stream:
+                    lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {")]
+                found[f"SSE {text}"] = "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+            source = owner(daemon).source
+            assert source.prompts_imported == (6 if options else 0)
+            assert (source.prompts_failed, source.local_fallbacks) == (0, 0)
+            if options:
+                shown = rowlock("status", endpoint=daemon.client.endpoint).out
+                assert "source     READY" in shown
+                assert "6 imported" in shown
+                metrics = httpx.get(f"{url_of(daemon)}/metrics").text
+                assert 'rowlock_source_state{state="READY"} 1.0' in metrics
+                assert 'rowlock_prefill_prompts_total{outcome="imported"} 6.0' in metrics
+        return found
+
+    return ask
+
+
+def test_every_door_gives_the_same_whoever_computes_the_prompts(
+    answers: Callable[[str, list[str]], dict[str, object]],
+) -> None:
+    native = answers("native", [])
+    assert answers("whole", ["--prefill", "subprocess"]) == native
+    assert answers("stream", ["--prefill", "subprocess", "--prefill-stream-layers", "1"]) == native

@@ -50,6 +50,7 @@ def test_after_every_kind_of_transition_prompts_are_those_of_the_new_identity(tm
     assert not Path(f"/proc/{source}").exists(), "the source ends with its owner"
 
 
+@pytest.mark.campaign
 def test_requests_on_their_way_are_answered_under_one_identity(tmp_path: Path, tiny: Path) -> None:
     changed = change_rows(tiny, tmp_path / "changed", Q0, [0, 5, 9], negate)
     expected = {reference(tmp_path, tiny)[0]: tiny, reference(tmp_path, changed)[0]: changed}
@@ -67,6 +68,7 @@ def test_requests_on_their_way_are_answered_under_one_identity(tmp_path: Path, t
         remote.settle()
 
 
+@pytest.mark.campaign
 def test_a_transition_that_does_not_publish_keeps_the_source(tmp_path: Path, tiny: Path, fault_file: Path) -> None:
     changed = change_rows(tiny, tmp_path / "changed", Q0, [0], negate)
     with remote_owner(tmp_path / "state", tiny, owner={"fault_file": fault_file}) as remote:
@@ -78,6 +80,7 @@ def test_a_transition_that_does_not_publish_keeps_the_source(tmp_path: Path, tin
         remote.settle()
 
 
+@pytest.mark.campaign
 def test_what_no_source_can_compute_is_refused_or_served_without_one(tmp_path: Path, tiny: Path) -> None:
     """Pushed rows lie in no checkpoint."""
     row = negate(read_tensor(tiny, EMBED)[:128])
@@ -100,6 +103,7 @@ def test_what_no_source_can_compute_is_refused_or_served_without_one(tmp_path: P
         assert remote.view.counters.remote == 1
 
 
+@pytest.mark.campaign
 def test_a_source_that_comes_back_with_other_weights_is_refused(tmp_path: Path, tiny: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny, model)
@@ -129,6 +133,7 @@ def test_without_its_source_an_owner_computes_prompts_itself_only_when_told_to(t
         assert isinstance(remote, Remote)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_prompt_that_is_too_wide_for_the_source_is_its_own_error(tmp_path: Path, tiny: Path, fallback: bool) -> None:
     with remote_owner(tmp_path / "state", tiny, {"widths": (16, 40)}, fallback=fallback) as remote:

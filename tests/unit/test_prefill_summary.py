@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from prefill_summary import ARMS, RecordError, check, figures
 
 SCENARIO = {
-    "model": "m", "prompt": 64, "requests": 2, "slots": 8, "pace_ms": 0.0, "layers": 3, "tokens": 2, "run": 0, "runs": 1,
+    "model": "m", "prompt": 64, "requests": 2, "slots": 8, "pace_ms": 0.0, "layers": 3, "tokens": 2, "run": 0,
+    "runs": 1,
 }  # fmt: skip
 
 
