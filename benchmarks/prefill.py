@@ -5,9 +5,10 @@
 
 One daemon and one source for each arm, on one thread each; the arms alternate in each run, so that whatever else the
 machine does falls on all of them. With --pace-ms the source takes that long for each layer and computes nothing: it
-stands for another device, and its answers mean nothing. Raw records go to FILE as JSON Lines: each request, each import,
-and for each run the speed of memcpy at that moment. benchmarks/prefill_summary.py checks them, and makes every figure
-from them.
+stands for another device, and its answers mean nothing. The pool has room for the largest run and one prompt more, and
+is used once before anything is measured: fresh memory would be measured otherwise. Raw records go to FILE as JSON
+Lines: each request, each import, and for each run the speed of memcpy at that moment. benchmarks/prefill_summary.py
+checks them, and makes every figure from them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,20 @@ ARMS = ("whole", "stream", "deferred")
 COPY_BYTES = 64 * 1024 * 1024
 
 
+def pool_bytes(options: argparse.Namespace) -> int:
+    """K/V of the largest run, and of one prompt more."""
+    model = json.loads((options.checkpoint / "config.json").read_text())
+    head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
+    token = model["num_hidden_layers"] * 2 * model["num_key_value_heads"] * head_dim * 2
+    return (max(options.requests) + 1) * (max(options.prompts) + options.tokens + 64) * token
+
+
 def config(path: Path, arm: str, options: argparse.Namespace) -> Path:
-    lines = ['[prefill]\nsource = "subprocess"\nthreads = 1', f"[serving]\nslots = {options.slots}"]
+    pool = pool_bytes(options)
+    lines = [
+        '[prefill]\nsource = "subprocess"\nthreads = 1',
+        f"[serving]\nslots = {options.slots}\ncache_bytes = {pool}",
+    ]
     if arm != "whole":
         lines[0] += f"\nstream_layers = {options.layers}"
     if arm == "deferred":
@@ -139,7 +152,8 @@ def main() -> None:
             logs[arm] = Log(state / "daemon.log")
         for length in options.prompts:
             for arm in ARMS:
-                ask_all(daemons[arm], prompts_of(f"warm {length}", 1, length, 250), options.tokens)
+                for prompt in prompts_of(f"warm {length}", max(options.requests) + 1, length, 250):
+                    ask_all(daemons[arm], [prompt], options.tokens)
                 logs[arm].imports()
             for requests in options.requests:
                 for run in range(options.runs):
