@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 GEMMA := .cache/gemma3-270m
 READY := $(VENV)/.ready
+# Test files that run at the same time.
+WORKERS ?= 2
 
 .PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals prefill load soak stubs bench clean env-atom env-rngd env-vllm
 
@@ -14,7 +16,7 @@ demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
 
 test: $(READY) $(MODEL) $(GEMMA)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # Logits and tokens of every family against transformers: docs/parity.md.
 parity: $(READY) $(MODEL) $(GEMMA)
