@@ -11,6 +11,7 @@ import pytest
 from support.commands import rowlock
 from support.daemons import answer, owner
 from support.http import HTTP, url_of
+from support.owners import running_owner
 from support.prefilling import fails, remote_owner
 
 from rowlock.bindings.model.cache.geometry import CacheLimits
@@ -76,8 +77,8 @@ def test_the_example_is_a_source(tmp_path: Path, tiny: Path, monkeypatch: pytest
     assert len(example.read_text().splitlines()) < 100
     monkeypatch.setenv("PYTHONPATH", str(example.parent))
     prompts = ["hello", "a" * 33, "The quick brown fox. " * 9]
-    with remote_owner(tmp_path / "ours", tiny) as remote:
-        expected = [remote.ask(text, 24).wait() for text in prompts]
+    with running_owner(tmp_path / "ours", tiny) as local:
+        expected = [local.tokens(text, 24) for text in prompts]
     with remote_owner(tmp_path / "theirs", tiny, {"factory": "transformers_source:create"}) as remote:
         assert remote.view.name == "transformers on cpu"
         assert [remote.ask(text, 24).wait() for text in prompts] == expected
