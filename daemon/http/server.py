@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rowlock.daemon.http.app import Probes, build_app
+from rowlock.daemon.http.connections import Connection
 from rowlock.daemon.http.generating import Service
 from rowlock.daemon.http.keys import KeyCheck, read_keys
 from rowlock.daemon.settings import HttpSettings
@@ -48,7 +49,7 @@ class HttpServer:
             app = KeyCheck(app, read_keys(settings.api_keys))
         self._socket = _listen(settings, stall_s)
         config = uvicorn.Config(
-            app, http="h11", ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            app, http=Connection, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
             server_header=False, limit_concurrency=CONNECTIONS_MAX, backlog=BACKLOG,
             ssl_certfile=settings.certificate, ssl_keyfile=settings.key,
         )  # fmt: skip

@@ -111,16 +111,19 @@ def test_requests_are_counted(daemon: DaemonProcess, url: str) -> None:
     assert after["rowlock_requests_active", frozenset()] == 0
 
 
+@pytest.mark.parametrize("ahead", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_gives_its_pages_back(daemon: DaemonProcess, url: str, stream: bool) -> None:
-    """At once, and not when the answer would have been complete."""
+def test_a_client_that_hangs_up_gives_its_pages_back(
+    daemon: DaemonProcess, url: str, stream: bool, ahead: bytes
+) -> None:
+    """At once, and not when the answer would have been complete; also one that has sent its next request ahead."""
     given_up = metric(url, "rowlock_requests_total", api="http", outcome="cancelled")
     computed = metric(url, "rowlock_computed_tokens_total")
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
         body = httpx.Request("POST", url, json={**LONG, "stream": stream}).content
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            b"content-length: %d\r\n\r\n%s%s" % (len(body), body, ahead)
         )
         if stream:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
