@@ -54,6 +54,7 @@ from rowlock.v1.errors import OwnerError
 
 WORKERS: Final = 4
 PLANNERS: Final = 4
+WRITERS: Final = 4
 GRACE_S: Final = 2.0
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -87,7 +88,8 @@ async def _run(settings: Settings) -> None:
         owner = build_owner(settings, closing, log)
         planners = _pool(closing, ThreadPoolExecutor(PLANNERS, "rowlock-planner"))
         registry = CollectorRegistry()
-        answers = Answers(owner, Meter(registry, SystemClock().monotonic), settings.stall_s)
+        writers = _pool(closing, ThreadPoolExecutor(WRITERS, "rowlock-writer"))
+        answers = Answers(owner, Meter(registry, SystemClock().monotonic), settings.stall_s, writers)
         server = ApiServer(owner, answers, settings, planners, stop.set)
         http = _http_server(owner, answers, registry, settings, log)
         await server.start()

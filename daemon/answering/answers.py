@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from rowlock.daemon.answering.meter import Measurement, Meter
 from rowlock.daemon.answering.question import Question
 from rowlock.daemon.answering.stops import StopStrings
 from rowlock.daemon.owner.outcome import reason_of
 from rowlock.daemon.owner.owner import Owner
-from rowlock.daemon.owner.requests import GenerationRequest, Lease
+from rowlock.daemon.owner.requests import GenerationRequest, Lease, check_context
 from rowlock.daemon.owner.text import TextStream
 from rowlock.v1.errors import OwnerError, Reason
+
+T = TypeVar("T")
 
 
 class Finish(StrEnum):
@@ -57,28 +61,30 @@ class Answers:
         owner: the core.
         meter: counts.
         stall_s: a reader that does not take a piece for so long is given up.
+        writers: render and tokenise prompts. A chat template may keep one for ever, so nothing may wait for them.
 
     """
 
-    def __init__(self, owner: Owner, meter: Meter, stall_s: float) -> None:
+    def __init__(self, owner: Owner, meter: Meter, stall_s: float, writers: Executor) -> None:
         self._owner = owner
         self._meter = meter
         self._stall_s = stall_s
+        self._writers = writers
 
     @asynccontextmanager
     async def ask(self, question: Question, api: str) -> AsyncIterator[Answer]:
         """Queue a question; leaving the block gives up what is not computed yet.
 
         Raises:
-            OwnerError: the prompt cannot be rendered or tokenised.
+            OwnerError: the prompt cannot be rendered or tokenised, not in time, or is too long for the resident model.
 
         """
         measurement, outcome = self._meter.begin(api), Reason.CANCELLED.value.lower()
         try:
-            sink = _QueueSink()
-            request = await self._request(question, sink)
+            sink, deadline = _QueueSink(), _Deadline(question.deadline_s)
+            request = await deadline.before(self._request(question, sink))
             self._owner.generate(request)
-            answer = Answer(question, request, sink.queue, measurement, self._stall_s)
+            answer = Answer(question, request, sink.queue, measurement, self._stall_s, deadline)
             try:
                 yield answer
                 outcome = answer.finish or outcome
@@ -94,9 +100,18 @@ class Answers:
         """What the owner is asked; a prompt is tokenised ahead under the resident assets."""
         tokens: tuple[int, ...] = ()
         assets = ""
-        resident = self._owner.view.resident
-        if resident is not None and not isinstance(question.prompt, tuple):
-            tokens, assets = await asyncio.to_thread(resident.text.tokens_of, question.prompt), resident.text.digest
+        resident, prompt = self._owner.view.resident, question.prompt
+        if resident is not None and not isinstance(prompt, tuple):
+            loop = asyncio.get_running_loop()
+            tokens, assets = (
+                await loop.run_in_executor(self._writers, resident.text.tokens_of, prompt),
+                resident.text.digest,
+            )
+        view = self._owner.view
+        if view.resident is not None and not view.transition:
+            # what can be refused now is not kept in the queue
+            length = len(prompt) if isinstance(prompt, tuple) else len(tokens)
+            check_context(length, question.max_tokens or 1, view.resident.config.context)
         return GenerationRequest(
             id=uuid.uuid4().hex,
             prompt=question.prompt,
@@ -119,7 +134,7 @@ class Answer:
 
     def __init__(
         self, question: Question, request: GenerationRequest, queue: asyncio.Queue[_Item], measurement: Measurement,
-        stall_s: float,
+        stall_s: float, deadline: _Deadline,
     ) -> None:  # fmt: skip
         self.finish: Finish | None = None
         self._question = question
@@ -128,8 +143,7 @@ class Answer:
         self._measurement = measurement
         self._stall_s = stall_s
         self._stalled = False
-        limit = question.deadline_s
-        self._deadline = None if limit is None else asyncio.get_running_loop().time() + limit
+        self._deadline = deadline
 
     async def started(self) -> Started:
         """Wait until the owner has begun.
@@ -173,12 +187,7 @@ class Answer:
                 yield piece
 
     async def _next(self) -> Started | int | Finish:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                item = await self._queue.get()
-        except TimeoutError:
-            limit = self._question.deadline_s
-            raise OwnerError(Reason.DEADLINE_PASSED, f"the answer was not complete after {limit:g} s") from None
+        item = await self._deadline.before(self._queue.get())
         if isinstance(item, Exception):
             raise item
         return item
@@ -197,6 +206,23 @@ class Answer:
     def _stall(self) -> None:
         self._stalled = True
         self._request.cancelled.set()
+
+
+class _Deadline:
+    """When an answer is given up; never, without a limit."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._at = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+
+    async def before(self, work: Awaitable[T]) -> T:
+        """What the work gives. Raises OwnerError when it does not give it in time."""
+        try:
+            async with asyncio.timeout_at(self._at):
+                return await work
+        except TimeoutError:
+            limit = self._limit_s
+            raise OwnerError(Reason.DEADLINE_PASSED, f"the answer was not complete after {limit:g} s") from None
 
 
 _Item = Started | int | Finish | Exception

@@ -10,6 +10,7 @@ from typing import Protocol
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Sampling
 from rowlock.daemon.owner.text import Prompt, Text
+from rowlock.v1.errors import OwnerError, Reason
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,12 @@ class GenerationRequest:
     tokens: tuple[int, ...] = ()
     assets: str = ""
     cancelled: GivenUp = field(default_factory=GivenUp)
+
+
+def check_context(prompt: int, new: int, context: int) -> None:
+    """Refuse tokens that a context does not hold. Raises OwnerError."""
+    if prompt + max(new, 1) > context:
+        raise OwnerError(
+            Reason.CONTEXT_EXCEEDED,
+            f"{prompt} prompt tokens and {max(new, 1)} new ones exceed the context of {context}",
+        )

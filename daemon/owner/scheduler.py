@@ -10,7 +10,7 @@ from typing import Final
 from rowlock.bindings.device import DeviceError, DeviceFault, Preempted, Runtime, Sequence, Step
 from rowlock.daemon.owner.imports import Importing, Imports
 from rowlock.daemon.owner.prefilling import Prefiller
-from rowlock.daemon.owner.requests import GenerationRequest, Lease, Sink
+from rowlock.daemon.owner.requests import GenerationRequest, Lease, Sink, check_context
 from rowlock.daemon.owner.resident import Resident
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -381,11 +381,6 @@ def _prompt_tokens(request: GenerationRequest, resident: Resident) -> tuple[tupl
         raise OwnerError(
             Reason.ARGUMENT_INVALID, f"tokens: {max(prompt)} is not below the vocabulary of {config.vocab}"
         )
-    left = config.context - len(prompt)
     new = _most_new(len(prompt), resident) if request.max_tokens is None else request.max_tokens
-    if new > left or left <= 0:
-        raise OwnerError(
-            Reason.CONTEXT_EXCEEDED,
-            f"{len(prompt)} prompt tokens and {max(new, 1)} new ones exceed the context of {config.context}",
-        )
+    check_context(len(prompt), new, config.context)
     return prompt, new

@@ -86,7 +86,9 @@ class Text:
 
         """
         try:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
+            # encode() would hold the interpreter all the time: for a long text the owner would stand still for seconds
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+            return tuple(encoding.ids)
         except Exception as error:
             raise OwnerError(Reason.ARGUMENT_INVALID, f"prompt: cannot be tokenised: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,7 +234,8 @@ def context_exceeded(stage: Stage) -> str:
 def answered(stage: Stage, question: Question, stall_s: float = 60.0) -> None:
     """Ask as gRPC and HTTP do, and read every piece; the loop has a turn between two of them."""
     owner = stage.process.owner
-    answers = Answers(owner, Meter(CollectorRegistry(), owner._context.clock.monotonic), stall_s)
+    writers = ThreadPoolExecutor(1)
+    answers = Answers(owner, Meter(CollectorRegistry(), owner._context.clock.monotonic), stall_s, writers)
 
     async def read() -> None:
         async with answers.ask(question, "grpc") as answer:

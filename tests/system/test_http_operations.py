@@ -17,7 +17,7 @@ from support.certificates import write_certificates
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import rowlock
 from support.daemons import generated, owner, transition
-from support.http import HTTP, log_lines, post, url_of
+from support.http import HTTP, log_lines, post, url_of, with_chat_template
 
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.daemon.answering.meter import REQUEST_METRICS
@@ -144,6 +144,8 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(daemon: DaemonProcess, url
     answer = post(url, "/v1/completions", prompt="x", max_tokens=1)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["type"] == "rate_limit_error"
+    long = post(url, "/v1/completions", prompt=[1] * 3000)
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded"), "not kept in the queue"
     assert httpx.get(f"{url}/ready").status_code == 200
     for call in (*waiting, *endless):
         call.cancel()
@@ -185,6 +187,21 @@ def test_deadline_stall_keys_and_tls(tiny: Path, tmp_path: Path) -> None:
             assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_passed")
         with pytest.raises(httpx.HTTPError):
             httpx.get(url.replace("https", "http") + "/health")
+
+
+def test_a_chat_template_that_does_not_end_costs_only_its_callers(tiny: Path, tmp_path: Path) -> None:
+    """Their responses have a deadline, token prompts are answered, and the daemon can be stopped."""
+    ever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    model = with_chat_template(tiny, tmp_path / "model", ever)
+    options = configured(tmp_path, '[http]\nlisten = "127.0.0.1:0"\ndeadline_s = 2\n')
+    with DaemonProcess(tmp_path / "state", [*options, "--checkpoint", str(model)]) as daemon:
+        url = url_of(daemon)
+        late = post(url, "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_passed")
+        assert post(url, "/v1/completions", prompt=[1, 2], max_tokens=2).status_code == 200
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(30) == 0
+        assert log_lines(daemon)[-1]["event"] == "daemon.stopped"
 
 
 def test_what_cannot_be_listened_on_ends_the_start_with_its_name(daemon: DaemonProcess, tmp_path: Path) -> None:
@@ -252,5 +269,5 @@ def test_a_stream_that_runs_when_the_daemon_stops_is_told_so(tiny: Path, tmp_pat
         assert '"code": "stopping"' in last
         assert daemon.process.wait(30) == 0
     events = [line["event"] for line in log_lines(daemon)]
-    assert events[-2:] == ["daemon.stopping", "daemon.stopped"]
+    assert events[-3:] == ["daemon.stopping", "owner.stopping", "daemon.stopped"]
     assert [line for line in log_lines(daemon) if line["level"] == "error"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from hypothesis import given
@@ -72,3 +73,22 @@ def test_stop_tokens_may_be_one_or_several_and_the_generation_config_wins(tiny: 
         (directory / "generation_config.json").write_text(bad)
         with pytest.raises(CheckpointError, match="generation_config"):
             text_of(directory)
+
+
+def test_others_run_while_a_long_text_is_tokenised(text: Text) -> None:
+    """The owner thread among them. Where the interpreter is held, they have one turn before it and one behind it."""
+    begun, done = Event(), Event()
+
+    def encode() -> None:
+        begun.set()
+        text.encode("a long text " * 100_000)
+        done.set()
+
+    worker = Thread(target=encode)
+    worker.start()
+    begun.wait()
+    turns = 0
+    while not done.wait(0.001):
+        turns += 1
+    worker.join()
+    assert turns > 5
