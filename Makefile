@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 # Test files that run at the same time.
 WORKERS ?= 2
 
-.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals prefill load soak stubs bench clean env-atom env-rngd env-vllm
+.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals prefill load soak exactness stubs bench clean env-atom env-rngd env-vllm
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
@@ -37,6 +37,10 @@ prefill: $(READY) $(MODEL)
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)
 	$(BIN)/python -m pytest -s -m campaign tests/system/test_load.py
+
+# Random requests that share steps, pages and beginnings against each alone, on every family: some eight minutes.
+exactness: $(READY)
+	$(BIN)/python -m pytest -m campaign tests/system/test_exactness.py
 
 # A minute of sixteen mixed clients on the tiny model; ten on the real one: PYTHONPATH=tests python benchmarks/soak.py.
 soak: $(READY)
