@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final, Protocol, Self, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from rowlock.bindings.device import Allocation, CacheUse, DeviceError, DeviceFault, Sampling, Sequence, Step
 from rowlock.bindings.memory import RowMemory
-from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
+from rowlock.bindings.model.cache.geometry import SPAN_TOKENS, CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.reservation import Reservation
 from rowlock.bindings.model.config import ModelConfig
@@ -63,6 +64,7 @@ class DecoderRuntime:
         self._programs = processor.create_decoder(config, weights)
         self._stepper: Stepper | None = Stepper(self._programs)
         self._writes = memory.writes_total
+        self._reserved: WeakKeyDictionary[Reservation, int] = WeakKeyDictionary()
 
     @classmethod
     def create(
@@ -106,10 +108,17 @@ class DecoderRuntime:
         lacking = cache.lacking(capacity)
         if lacking:
             raise DeviceError(DeviceFault.CAPACITY, lacking)
-        return Reservation(cache, np.array(prompt, np.int64), capacity, self._programs.settled(len(prompt)))
+        reservation = Reservation(cache, np.array(prompt, np.int64), capacity, self._programs.settled(len(prompt)))
+        self._reserved[reservation] = self._writes
+        return reservation
 
     def admit(self, reservation: Reservation, sampling: Sampling, logits: torch.Tensor) -> tuple[DecoderSequence, Step]:
-        """A sequence whose prompt is computed, and its first token, from the logits ``[vocab]`` of the prompt's end."""
+        """A sequence whose prompt is computed, and its first token, from the logits ``[vocab]`` of the prompt's end.
+
+        Raises DeviceError(CORRUPT) when weights were written since it was reserved: its K/V may be of others.
+        """
+        if self._reserved.pop(reservation) != self._memory.writes_total:
+            raise DeviceError(DeviceFault.CORRUPT, "weights were written since pages were reserved for this prompt")
         sequence = DecoderSequence.admitted(reservation, self._programs, sampling)
         return sequence, sequence.accept(logits)
 
@@ -123,7 +132,8 @@ class DecoderRuntime:
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         cache = self._current_cache()
         assert self._stepper is not None
-        steps = self._stepper.advance(cast(list[DecoderSequence], sequences), SHARED_CHUNK * self._processor.prepare())
+        shared_chunk = min(SHARED_CHUNK * self._processor.prepare(), SPAN_TOKENS)
+        steps = self._stepper.advance(cast(list[DecoderSequence], sequences), shared_chunk)
         if any(step is not None and not isinstance(step, int) for step in steps):
             cache.check_integrity()
         return steps

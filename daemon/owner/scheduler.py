@@ -123,7 +123,7 @@ class Scheduler:
         if self._imports is not None and self._imports.ready:
             return True
         if self._preempted:
-            return self._fits(self._preempted[0], resident.runtime)
+            return self._fits(self._preempted[0], resident.runtime) or not self._importing
         blocked = self._blocked and bool(self._importing)
         return bool(self._waiting) and self.admitting and self.active < self._places and not blocked
 
@@ -294,6 +294,10 @@ class Scheduler:
         """Those that gave their pages up go on, in their order, once there is room."""
         while self._preempted and self._fits(self._preempted[0], runtime):
             self._active.append(self._preempted.popleft())
+        if self._preempted and not self._active and not self._importing:
+            lost = self._preempted[0]  # with every page its own it does not fit: pages are quarantined
+            self._end(lost)
+            lost.request.sink.failed(OwnerError(Reason.CACHE_EXCEEDED, "its pages were given up, and too few are left"))
 
     @staticmethod
     def _fits(active: _Active, runtime: Runtime) -> bool:

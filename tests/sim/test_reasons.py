@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from support.checkpoints import EMBED, K0, change_rows
 from support.daemons import refused, transition
 from support.owners import Answer
+from support.prefilling import fails, remote_owner
 
 from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.plan import Require
@@ -164,6 +167,18 @@ def device_failed(stage: Stage) -> str:
     return stage.to("b")
 
 
+def cache_exceeded(stage: Stage) -> str:
+    def full(operation: str) -> str:
+        if operation == "open_sequence":
+            raise DeviceError(DeviceFault.CAPACITY, "injected")
+        return ""
+
+    stage.trouble = full
+    answer = stage.process.ask(4)
+    stage.process.turn()
+    return stage.failure(answer)
+
+
 def quarantined(stage: Stage) -> str:
     hook = stuck()
     stage.trouble = lambda operation: hook(stage.device, operation, "")
@@ -250,6 +265,7 @@ def answered(stage: Stage, question: Question, stall_s: float = 60.0) -> None:
 
 IN_PROCESS: dict[Reason, Callable[[Stage], object]] = {
     Reason.ARGUMENT_INVALID: lambda stage: PushedRows({}, 1).add("no such tensor", 0, b""),
+    Reason.CACHE_EXCEEDED: cache_exceeded,
     Reason.CANCELLED: cancelled,
     Reason.CONTEXT_EXCEEDED: context_exceeded,
     Reason.DEADLINE_PASSED: lambda stage: answered(stage, Question((1, 2), 4, deadline_s=0)),
@@ -281,11 +297,11 @@ IN_PROCESS: dict[Reason, Callable[[Stage], object]] = {
     Reason.VERIFY_MISMATCH: verify_mismatch,
 }
 AT_THE_API = {Reason.NOT_FOUND, Reason.PLAN_CHANGED, Reason.REQUEST_ID_REUSED}
+OF_A_SOURCE = {Reason.SOURCE_ABSENT, Reason.SOURCE_FAILED}
 
 
 def test_every_reason_is_here() -> None:
-    assert IN_PROCESS.keys() | AT_THE_API == set(Reason)
-    assert not IN_PROCESS.keys() & AT_THE_API
+    assert sorted([*IN_PROCESS, *AT_THE_API, *OF_A_SOURCE]) == sorted(Reason)
 
 
 @pytest.mark.parametrize("reason", IN_PROCESS)
@@ -308,3 +324,17 @@ def test_those_of_the_api_come_about(tmp_path: Path, world: World) -> None:
         with pytest.raises(ClientError) as caught:
             daemon.client.call(daemon.client.owner.GetTransition, owner_pb2.GetTransitionRequest(id="none"))
         assert caught.value.reason == Reason.NOT_FOUND
+
+
+def test_those_of_a_source_come_about(tmp_path: Path, world: World) -> None:
+    """With a real source process."""
+    checkpoint = world.models["a"]
+    with remote_owner(tmp_path / "absent", checkpoint, {"python": "/no/such/python"}, wait=False) as remote:
+        remote.until(lambda view: view.state == "ABSENT")
+        assert fails(remote.ask("a", 4)).reason is Reason.SOURCE_ABSENT
+    with remote_owner(tmp_path / "failed", checkpoint) as remote:
+        os.kill(remote.view.pid, signal.SIGSTOP)
+        answer = remote.ask("a", 4)
+        remote.until(lambda view: view.live == 1)
+        os.kill(remote.view.pid, signal.SIGKILL)
+        assert fails(answer).reason is Reason.SOURCE_FAILED

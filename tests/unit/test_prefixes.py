@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import TINY
+from support.reference import loaded
 
+from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.cpu.decode import NativeDecoder
 from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
-from rowlock.bindings.device import Counters, Preempted, Sampling, Step
+from rowlock.bindings.device import Counters, DeviceError, Preempted, Sampling, Step
 from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.reservation import Reservation
@@ -233,3 +235,16 @@ def test_torch_reuses_nothing() -> None:
     decoder = Decoder(CONFIG, weights)
     assert (decoder.settled(1000), decoder.replayed) == (0, 1)
     assert isinstance(Span(torch.tensor([1]), decoder.new_table(1)).table.length, int)
+
+
+def test_k_v_of_before_a_write_is_not_let_in(tiny: Path) -> None:
+    binding = CpuBinding(threads=1)
+    runtime = loaded(binding, tiny)
+    logits = torch.zeros(257)
+    runtime.admit(runtime.reserve((1, 2, 3), 8), Sampling(), logits)[0].close()
+    late, embed = runtime.reserve((1, 2, 3), 8), runtime.allocations["embed"]
+    binding.memory.write_rows(embed, 0, np.zeros(embed.parent.row_bytes, np.uint8))
+    with pytest.raises(DeviceError, match="weights were written"):
+        runtime.admit(late, Sampling(), logits)
+    late.release()
+    binding.close()
