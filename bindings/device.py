@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.model.config import ModelConfig
@@ -22,6 +22,9 @@ from rowlock.bindings.model.layout import Layout, ParentInfo
 
 if TYPE_CHECKING:
     from rowlock.bindings.importing import PromptImporter
+
+WARMUP_TOKENS: Final = 2
+"""New tokens of a warmup: the first comes with the prompt, the second is decoded."""
 
 
 class DeviceFault(StrEnum):
@@ -196,6 +199,28 @@ Step = int | None | DeviceError | Preempted
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A shape to be ready for.
+
+    Attributes:
+        batch: requests that run together.
+        length: tokens of each prompt.
+
+    """
+
+    batch: int
+    length: int
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each sequence grows to while it is warmed up."""
+        return self.length + WARMUP_TOKENS
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, length {self.length}"
+
+
+@dataclass(frozen=True)
 class CacheGroupUse:
     """Pages of the layers that look equally far.
 
@@ -319,11 +344,11 @@ class Binding(Protocol):
         """The layout with every placement marked that rows cannot be written to, and why."""
         ...
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
         """Make ready what a runtime of this model will need, without touching the device. May take minutes.
 
         The one call that comes from a worker thread, while requests run. Raises DeviceError
-        where a runtime could not be created.
+        where a runtime could not be created; CAPACITY, where it could never run one of ``variants``.
         """
         ...
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rowlock.bindings.device import Variant
 from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.bindings.planner import Policy
@@ -24,7 +25,6 @@ from rowlock.daemon.owner.drift import DriftPolicy, Upkeep
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.owner.scheduler import ACTIVE_MAX
-from rowlock.daemon.owner.warmup import Variant
 from rowlock.daemon.prefill.protocol.frames import TOKENS_MAX, Mode
 from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.daemon.settings import HttpSettings, Settings, TlsSettings

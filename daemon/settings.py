@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rowlock.bindings.device import Variant
 from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.planner import Policy
 from rowlock.daemon.owner.drift import Upkeep
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.owner.scheduler import ACTIVE_MAX
-from rowlock.daemon.owner.warmup import Variant
 from rowlock.daemon.prefill.settings import PrefillSettings
 
 

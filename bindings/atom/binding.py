@@ -15,9 +15,10 @@ from rowlock.bindings.atom.runtime import HostReferenceRuntime
 from rowlock.bindings.atom.sdk import DISTRIBUTION, RblnModule, package_version
 from rowlock.bindings.atom.storage import RblnDevice
 from rowlock.bindings.cpu.threads import HostThreads
-from rowlock.bindings.device import Counters, DeviceError, DeviceFacts, DeviceFault, Runtime
+from rowlock.bindings.device import Counters, DeviceError, DeviceFacts, DeviceFault, Runtime, Variant
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.cache.fitting import refuse_unfit
 from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
@@ -78,8 +79,10 @@ class AtomBinding:
             raise DeviceError(DeviceFault.UNSUPPORTED, "compiled graphs need rebel-compiler, which is not installed")
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
         """Programs are not compiled here: they run on the host, or come compiled."""
+        if layout.artifact is None:
+            refuse_unfit(config, layout, self._limits, variants)
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
         self._graphs = None

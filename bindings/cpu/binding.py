@@ -8,9 +8,10 @@ import torch
 
 from rowlock.bindings.cpu.storage import HostDevice
 from rowlock.bindings.cpu.threads import HostThreads
-from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.device import Counters, DeviceFacts, Variant
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.cache.fitting import refuse_unfit
 from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
@@ -46,8 +47,9 @@ class CpuBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
         """Programs are not compiled here."""
+        refuse_unfit(config, layout, self._limits, variants)
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> DecoderRuntime:
         runtime = DecoderRuntime.create(self.memory, self._threads, config, layout, self._limits)

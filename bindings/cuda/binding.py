@@ -11,9 +11,10 @@ import torch
 
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.cuda.storage import CudaDevice
-from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step, Variant
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
+from rowlock.bindings.model.cache.fitting import refuse_unfit
 from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder, Programs
@@ -101,8 +102,9 @@ class CudaBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
         """Programs are not compiled here."""
+        refuse_unfit(config, layout, self._limits, variants)
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> CudaRuntime:
         with self._processor.in_order():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rowlock.bindings.address import DeviceAddress
-from rowlock.bindings.device import Counters, DeviceFacts
+from rowlock.bindings.device import Counters, DeviceFacts, Variant
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.config import ModelConfig
@@ -66,7 +66,8 @@ class RngdBinding:
     def place(self, layout: Layout) -> Layout:
         return placed(layout, self._rules)
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+        del variants  # whatever is in the context fits
         self._programs.build(ModelShape.of(config, layout))
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> RngdRuntime:

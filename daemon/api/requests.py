@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 from blake3 import blake3
 from google.protobuf.message import Message
 
+from rowlock.bindings.device import Variant
 from rowlock.bindings.plan import Require, TargetCheck, Verify
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.scheduler import ACTIVE_MAX
-from rowlock.daemon.owner.warmup import Variant
 from rowlock.v1 import owner_pb2
 from rowlock.v1.errors import OwnerError, Reason
 

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from rowlock.daemon.owner.warmup import Variant
+from rowlock.bindings.device import Variant
 from rowlock.journal.points import Points
 
 

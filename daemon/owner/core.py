@@ -42,8 +42,16 @@ class CancelledError(Exception):
     """Thrown into a job's steps to end it where it stands."""
 
 
-class CloseFailedError(Exception):
-    """A runtime could not be closed: native work may still be live. Never tried again."""
+class UnprovenError(Exception):
+    """Native work may still be live on the device: it is touched no more, and what it may use is kept."""
+
+
+class CloseFailedError(UnprovenError):
+    """A runtime could not be closed. Never tried again."""
+
+
+class FenceFailedError(UnprovenError):
+    """What a load had started may still run."""
 
 
 @dataclass
@@ -55,6 +63,7 @@ class Core:
         changed: publishes a new view; called after any of the fields below it changes.
         launch: runs a further job.
         is_open: whether a transition is open.
+        is_stopping: whether the owner has been told to end.
         heed: does what policy wants of what was read back of some tensors of a model.
         prefiller: computes prompts elsewhere; None: they are computed here.
         resident: the published model, or None.
@@ -79,6 +88,7 @@ class Core:
     changed: Callable[[], None]
     launch: Callable[[Steps[None]], None]
     is_open: Callable[[], bool]
+    is_stopping: Callable[[], bool]
     heed: Callable[[Resident, Mapping[str, TensorManifest]], Steps[None]]
     prefiller: Prefiller | None = None
     resident: Resident | None = None
@@ -118,6 +128,29 @@ class Core:
         except Exception as error:
             self.abandoned.append(runtime)
             raise CloseFailedError(f"closing the runtime failed: {error}") from error
+
+    def fence_load(self) -> None:
+        """Wait for what a load has started. Raises FenceFailedError: the device must not be touched again."""
+        try:
+            self.binding.memory.fence()
+        except Exception as error:
+            raise FenceFailedError(f"a fence failed: {error}") from error
+
+    def discard(self, runtime: Runtime, images: object, cause: Exception) -> None:
+        """Close what a failed load has left; where that cannot be proved, quarantine, and keep it.
+
+        A failure of the close becomes the ``__cause__`` of the load's own, which stays the one to be reported.
+        """
+        if isinstance(cause, FenceFailedError):
+            self.abandoned.append((runtime, images))
+            self.quarantine(str(cause))
+            return
+        try:
+            self.close_runtime(runtime)
+        except CloseFailedError as error:
+            self.abandoned.append(images)
+            self.quarantine(f"{cause}; {error}")
+            cause.__cause__ = error
 
     def withdraw(self, resident: Resident, cause: OwnerError) -> None:
         """Serve a model no more whose bytes are not what they should be: fail its requests, close it.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from rowlock.bindings.device import Runtime
+from rowlock.bindings.device import DeviceError, DeviceFault, Runtime
 from rowlock.daemon.owner.core import Core
 from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, new_images, whole_parents
 from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.target import Target
-from rowlock.daemon.owner.warmup import warm_up
+from rowlock.daemon.owner.warmup import refuse_too_long, warm_up
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -30,12 +31,33 @@ def stage_whole(core: Core, target: Target) -> tuple[Images, int]:
     return images, core.stager.nonfinite(images, layout)
 
 
+def prepare(core: Core, target: Target) -> None:
+    """Make ready what a runtime of a target will need, without touching the device.
+
+    Blocks: not for the owner thread while it serves.
+
+    Raises:
+        OwnerError: CONTEXT_EXCEEDED or CACHE_EXCEEDED, naming the variant that could never run.
+        DeviceError: UNSUPPORTED, OUT_OF_MEMORY: a runtime could not be created.
+
+    """
+    variants = core.context.variants
+    for variant in variants:
+        refuse_too_long(target.config, variant)
+    try:
+        core.binding.prepare(target.config, target.model.layout, variants)
+    except DeviceError as error:
+        if error.fault is not DeviceFault.CAPACITY:
+            raise
+        raise OwnerError(Reason.CACHE_EXCEEDED, str(error)) from error
+
+
 def upload(core: Core, runtime: Runtime, images: Images) -> None:
-    """Fill every allocation, and fence."""
+    """Fill every allocation, and fence. Raises FenceFailedError: what it has started may still run."""
     for name, image in images.items():
         core.binding.memory.write_rows(runtime.allocations[name], 0, image)
         core.binding.counters.uploads += 1
-    core.binding.memory.fence()
+    core.fence_load()
 
 
 def prove_upload(core: Core, runtime: Runtime, images: Images) -> None:
@@ -48,24 +70,32 @@ def prove_upload(core: Core, runtime: Runtime, images: Images) -> None:
         )
 
 
-def install(core: Core, target: Target) -> Runtime:
-    """Stage, create, upload, prove, warm up; after an error nothing of it is left.
+def install(core: Core, target: Target, cancelled: Callable[[], bool]) -> Runtime:
+    """Stage, create, upload, prove, warm up; after an error nothing of it is left, or the owner is quarantined.
+
+    Args:
+        core: the owner's.
+        target: whole.
+        cancelled: looked at between the steps of the warmup.
 
     Raises:
-        CloseFailedError: something of it may be left.
-        OwnerError, DeviceError: the cause.
+        OwnerError, DeviceError, FenceFailedError, CancelledError: what went wrong first. A failed close of what was
+            begun is its ``__cause__``.
 
     """
+    prepare(core, target)
     images, _ = stage_whole(core, target)
     runtime = core.binding.create_runtime(target.config, target.model.layout)
     try:
         upload(core, runtime, images)
         prove_upload(core, runtime, images)
-        warm_up(runtime, target.config, core.context.variants)
-    except Exception:
-        core.close_runtime(runtime)
-        raise
-    return runtime
+        warm_up(runtime, target.config, core.context.variants, cancelled)
+    except Exception as error:  # noqa: BLE001 - raised again below, where a failed close has not this one as its context
+        cause = error
+    else:
+        return runtime
+    core.discard(runtime, images, cause)
+    raise cause
 
 
 def old_target(core: Core, old: Resident) -> Target:

@@ -8,7 +8,7 @@ from rowlock.bindings.checkpoint.errors import CheckpointError
 from rowlock.bindings.device import DeviceError, Runtime
 from rowlock.bindings.plan import UndoStore
 from rowlock.daemon.owner.chronicle import Chronicle
-from rowlock.daemon.owner.core import CancelledError, CloseFailedError, Core
+from rowlock.daemon.owner.core import CancelledError, Core, UnprovenError
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.retention import keep
@@ -26,7 +26,7 @@ def reason_of(error: BaseException) -> Reason:
             return error.reason
         case CheckpointError():
             return refusal(error).reason
-        case DeviceError() | CloseFailedError():
+        case DeviceError() | UnprovenError():
             return Reason.DEVICE_FAILED
         case JournalError() | OSError():
             return Reason.JOURNAL_FAILED

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rowlock.bindings.checkpoint.manifest import TensorManifest
-from rowlock.bindings.device import Binding, CacheUse, Counters, DeviceFacts
+from rowlock.bindings.device import Binding, CacheUse, Counters, DeviceFacts, Variant
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.context import Context
 from rowlock.daemon.owner.core import CancelledError, Core, Steps
@@ -32,7 +32,7 @@ from rowlock.daemon.owner.target import Target, TargetLoader
 from rowlock.daemon.owner.transitions import Transitions
 from rowlock.daemon.owner.verification import Sample, Verification, verify
 from rowlock.daemon.owner.view import OwnerView
-from rowlock.daemon.owner.warmup import Variant, steps_of
+from rowlock.daemon.owner.warmup import steps_of
 from rowlock.daemon.owner.watchdog import AbandonedError, Watchdog, WatchedBinding
 from rowlock.journal.journal import Journal
 from rowlock.journal.journal_file import JournalError
@@ -81,6 +81,7 @@ class Owner:
             changed=self._swap_view,
             launch=self._launch,
             is_open=lambda: bool(self._transitions.open_id),
+            is_stopping=lambda: self._mailbox.closed,
             heed=self._heed,
             prefiller=prefiller,
         )

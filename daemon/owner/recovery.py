@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rowlock.daemon.owner.chronicle import Chronicle
-from rowlock.daemon.owner.core import CancelledError, CloseFailedError, Core, Steps
+from rowlock.daemon.owner.core import CancelledError, Core, Steps
 from rowlock.daemon.owner.install import install
 from rowlock.daemon.owner.outcome import conclude, is_expected, sweep
 from rowlock.daemon.owner.planning import identity_of
@@ -54,8 +54,6 @@ def _load_last(core: Core) -> Steps[None]:
         return
     try:
         core.resident = yield from _load_generation(core, current)
-    except CloseFailedError as error:
-        core.quarantine(str(error))
     except CancelledError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the owner comes up EMPTY and says why
@@ -83,7 +81,7 @@ def _load_generation(core: Core, row: GenerationRow) -> Steps[Resident]:
         rebuild, core.stores, core.loader, identity_of(row), checkpoint, row.overlay, row.generation
     )
     try:
-        runtime = install(core, target)
+        runtime = install(core, target, core.is_stopping)
     finally:
         target.close()
     return Resident.of(row.generation, target, runtime)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from rowlock.bindings.device import Runtime
 from rowlock.bindings.plan import UndoStore
-from rowlock.daemon.owner.core import CloseFailedError, Steps
+from rowlock.daemon.owner.core import Steps, UnprovenError
 from rowlock.daemon.owner.images import Images
-from rowlock.daemon.owner.install import install, old_target, prove_upload, stage_whole, upload
+from rowlock.daemon.owner.install import install, old_target, prepare, prove_upload, stage_whole, upload
 from rowlock.daemon.owner.outcome import become_resident, generation_row, keep_target
 from rowlock.daemon.owner.record import RowRange
 from rowlock.daemon.owner.resident import Resident
@@ -52,7 +52,7 @@ class Reload(Transit):
         self.images, nonfinite = stage_whole(core, self.target)
         if nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(Reason.NONFINITE, f"{nonfinite} values of the target are NaN or infinite")
-        core.binding.prepare(self.target.config, self.target.model.layout)
+        prepare(core, self.target)
         keep_target(core, self.target)
         self.chronicle.stage(f"{self.target.model.manifest.nbytes} bytes read and proved")
 
@@ -73,7 +73,7 @@ class Reload(Transit):
 
     def exclude(self) -> None:
         core = self.core
-        core.binding.memory.fence()
+        core.fence_load()
         if self.resident is not None:
             core.resident, core.reason = None, "being replaced"
             core.changed()
@@ -88,8 +88,12 @@ class Reload(Transit):
             prove_upload(core, self.runtime, self.images)
         if core.context.variants:
             with self.watch.phase("warm_up"):
-                warm_up(self.runtime, self.target.config, core.context.variants)
+                warm_up(self.runtime, self.target.config, core.context.variants, self._given_up)
         self._publish(self.runtime)
+
+    def _given_up(self) -> bool:
+        """A first load ends with its owner; a reload is finished, since going back would take as long."""
+        return self.resident is None and self.core.is_stopping()
 
     def _publish(self, runtime: Runtime) -> None:
         record, layout = self.chronicle.record, self.target.model.layout
@@ -108,9 +112,6 @@ class Reload(Transit):
         self.images = {}
         if self.runtime is not None:
             core.close_runtime(self.runtime)
-        if old is not None and not self.old_closed:
-            # the fence failed: the old runtime is still there, but nobody knows what runs on it
-            core.close_runtime(old.runtime)
         if old is None:
             self.unload(None, error, "nothing is resident")
         elif not self.options.reload_old:
@@ -123,10 +124,10 @@ class Reload(Transit):
         try:
             target = self.old or old_target(core, old)
             self.old = target
-            runtime = install(core, target)
-        except CloseFailedError:
-            raise
-        except Exception as failure:  # noqa: BLE001 - whatever it is, nothing is resident now
+            runtime = install(core, target, lambda: False)
+        except Exception as failure:
+            if core.quarantined:
+                raise UnprovenError(core.quarantined) from failure
             self.unload(None, error, f"the old identity could not be loaded again: {failure}")
             return
         core.resident, core.reason, core.drift = Resident.of(old.generation, target, runtime), "", ()

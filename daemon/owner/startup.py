@@ -12,7 +12,7 @@ from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.planning import Planner
 from rowlock.daemon.owner.recovery import recover
 from rowlock.daemon.owner.transitions import Transitions
-from rowlock.v1.errors import OwnerError, Reason
+from rowlock.v1.errors import OwnerError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ def start_up(core: Core, planner: Planner, transitions: Transitions, startup: St
     """Bring back what was published last; where nothing ever was, load the first checkpoint.
 
     Raises:
-        OwnerError: the first checkpoint could not be loaded. The owner is EMPTY then, and ``core.reason`` says why.
+        Exception: why the first checkpoint could not be loaded; a failed close of what was begun is its ``__cause__``,
+            and the owner is QUARANTINED then. Else it is EMPTY, and ``core.reason`` says why.
 
     """
     yield from recover(core, reload=startup.reload)
@@ -59,6 +60,7 @@ def _load_first(core: Core, planner: Planner, transitions: Transitions, initial:
     except OwnerError as error:
         core.reason = f"the first checkpoint could not be loaded: {error}"
         raise
-    yield from transitions.within(Admission("load", plan, target, options))
+    failure = yield from transitions.within(Admission("load", plan, target, options))
     if core.resident is None:
-        raise OwnerError(Reason.EMPTY, core.reason)
+        core.reason = core.reason or f"the first checkpoint could not be loaded: {failure}"
+        raise failure or core.absent_error()

@@ -8,7 +8,7 @@ from typing import Any
 
 from rowlock.bindings.device import Counters, Runtime
 from rowlock.daemon.owner.chronicle import Chronicle
-from rowlock.daemon.owner.core import CancelledError, CloseFailedError, Core, Steps
+from rowlock.daemon.owner.core import CancelledError, Core, Steps, UnprovenError
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.outcome import conclude, is_expected, publish_quarantine, sweep
 from rowlock.daemon.owner.record import RowRange, Stopwatch, counters_json
@@ -25,6 +25,7 @@ class Transit(ABC):
     Attributes:
         resident: what is resident at the start, or None.
         target: where it goes; None for an unload.
+        failure: why it did not publish; a failure of what came after that is its ``__cause__``.
         exclusive_ms: measured from the first fence to the end of the exclusive section.
 
     """
@@ -37,6 +38,7 @@ class Transit(ABC):
     target: Target | None
     counters: Counters = field(default_factory=Counters)
     exclusive_ms: float = 0.0
+    failure: Exception | None = None
 
     @abstractmethod
     def prepare(self) -> Steps[None]:
@@ -120,14 +122,19 @@ class Transit(ABC):
         core.writing = True
         core.changed()
         self.chronicle.note(TransitionEvent.WRITES_BEGAN, self.intent()[0])
+        failed: Exception | None = None
         try:
             self.exclude()
         except CommitUnknownError as error:
+            self.failure = error
             publish_quarantine(core, f"the publish of {self.chronicle.record.id} has an unknown outcome: {error}")
-        except CloseFailedError as error:
+        except UnprovenError as error:
+            self.failure = error
             self._quarantine(error, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, what was there before comes back
-            self._restore(error)
+            self.failure = failed = error
+        if failed is not None:
+            self._restore(failed)
         self.exclusive_ms = self.watch.since(start)
 
     def _restore(self, error: Exception) -> None:
@@ -137,8 +144,9 @@ class Transit(ABC):
         try:
             with self.watch.phase("restore"):
                 self.restore(error)
-        except CloseFailedError as failure:
+        except UnprovenError as failure:
             self._quarantine(failure, error)
+            error.__cause__ = failure
 
     def unload(self, runtime: Runtime | None, cause: Exception, problem: str) -> None:
         """Close what is left, and say so. Raises CloseFailedError."""
@@ -153,12 +161,13 @@ class Transit(ABC):
         conclude(self.core, self.chronicle, TransitionEvent.OLD_PROVED, outcome, cause)
 
     def _quarantine(self, failure: Exception, cause: Exception) -> None:
-        publish_quarantine(self.core, str(failure))
+        publish_quarantine(self.core, str(failure) if failure is cause else f"{cause}; {failure}")
         if self.chronicle.state in {TransitionState.APPLYING, TransitionState.VERIFYING}:
             self.chronicle.note(TransitionEvent.FAILED, str(cause))
         conclude(self.core, self.chronicle, TransitionEvent.CLOSE_FAILED, str(failure), cause)
 
     def _end_before_writes(self, error: Exception) -> None:
+        self.failure = error
         if not is_expected(error):
             self.core.context.log("transition.bug", transition=self.chronicle.record.id, exc_info=error)
         event = TransitionEvent.CANCELLED if isinstance(error, CancelledError) else TransitionEvent.FAILED

@@ -26,6 +26,7 @@ class _Open:
 
     chronicle: Chronicle
     job: Job | None = None
+    failure: Exception | None = None
 
 
 class Transitions:
@@ -71,9 +72,13 @@ class Transitions:
         opened.job = self._jobs.launch(run())
         return ended
 
-    def within(self, admission: Admission) -> Steps[None]:
-        """All of a transition, as part of a job that runs already. Raises OwnerError."""
-        return self._judged(admission, self._promises.new())
+    def within(self, admission: Admission) -> Steps[Exception | None]:
+        """All of a transition, as part of a job that runs already; why it did not publish. Raises OwnerError."""
+        steps = self._judged(admission, self._promises.new())
+        opened = self._open
+        assert opened is not None
+        yield from steps
+        return opened.failure
 
     def cancel(self, transition: str) -> None:
         """End the open transition before its first write. Raises OwnerError (NOT_CANCELLABLE)."""
@@ -131,7 +136,10 @@ class Transitions:
                 admission.close()
                 yield from self._end_noop(chronicle, admission.plan, watch)
             else:
-                yield from new_transit(core, admission, chronicle, watch).run()
+                transit = new_transit(core, admission, chronicle, watch)
+                yield from transit.run()
+                if self._open is not None:
+                    self._open.failure = transit.failure
         finally:
             self._open = None
             core.changed()

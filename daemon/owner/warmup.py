@@ -6,62 +6,49 @@ page is held, no prefix is known, nothing is counted as served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator
 
-from rowlock.bindings.device import DeviceError, Preempted, Runtime, Sampling, Sequence, Step
+from rowlock.bindings.device import WARMUP_TOKENS, DeviceError, Preempted, Runtime, Sampling, Sequence, Step, Variant
 from rowlock.bindings.model.config import ModelConfig
+from rowlock.daemon.owner.core import CancelledError
 from rowlock.v1.errors import OwnerError, Reason
 
-NEW_TOKENS: Final = 2
-"""The first comes with the prompt, the second is decoded."""
 
-
-@dataclass(frozen=True)
-class Variant:
-    """A shape to be ready for.
-
-    Attributes:
-        batch: requests that run together.
-        length: tokens of each prompt.
-
-    """
-
-    batch: int
-    length: int
-
-    def __str__(self) -> str:
-        return f"batch {self.batch}, length {self.length}"
-
-
-def warm_up(runtime: Runtime, config: ModelConfig, variants: tuple[Variant, ...]) -> None:
+def warm_up(
+    runtime: Runtime, config: ModelConfig, variants: tuple[Variant, ...], cancelled: Callable[[], bool]
+) -> None:
     """Run each variant.
 
     Raises:
         OwnerError: CONTEXT_EXCEEDED or CACHE_EXCEEDED, naming the variant.
+        CancelledError: nobody waits for it any more; looked at after each step.
         DeviceError: of the runtime.
 
     """
     for variant in variants:
         for _ in steps_of(runtime, config, variant):
-            pass
+            if cancelled():
+                raise CancelledError("the daemon is stopping")
+
+
+def refuse_too_long(config: ModelConfig, variant: Variant) -> None:
+    """Raise OwnerError: CONTEXT_EXCEEDED."""
+    if variant.capacity > config.context:
+        raise OwnerError(
+            Reason.CONTEXT_EXCEEDED,
+            f"serving.variants: {variant}: with {WARMUP_TOKENS} new tokens it exceeds the context of {config.context}",
+        )
 
 
 def steps_of(runtime: Runtime, config: ModelConfig, variant: Variant) -> Iterator[None]:
     """Run one variant, step by step; whoever ends early leaves nothing behind."""
-    capacity = variant.length + NEW_TOKENS
-    if capacity > config.context:
-        raise OwnerError(
-            Reason.CONTEXT_EXCEEDED,
-            f"serving.variants: {variant}: with {NEW_TOKENS} new tokens it exceeds the context of {config.context}",
-        )
+    refuse_too_long(config, variant)
     sequences: list[Sequence] = []
     try:
         for number in range(variant.batch):
             # they begin in different ways, so that none finds what another has computed
             prompt = ((number + 1) % config.vocab,) + (0,) * (variant.length - 1)
-            sequences.append(_opened(runtime, prompt, capacity, variant))
+            sequences.append(_opened(runtime, prompt, variant))
         yield from _advanced(runtime, sequences, variant)
     finally:
         for sequence in sequences:
@@ -69,16 +56,16 @@ def steps_of(runtime: Runtime, config: ModelConfig, variant: Variant) -> Iterato
         runtime.forget()
 
 
-def _opened(runtime: Runtime, prompt: tuple[int, ...], capacity: int, variant: Variant) -> Sequence:
+def _opened(runtime: Runtime, prompt: tuple[int, ...], variant: Variant) -> Sequence:
     try:
-        return runtime.open_sequence(prompt, Sampling(), capacity)
+        return runtime.open_sequence(prompt, Sampling(), variant.capacity)
     except DeviceError as error:
         raise OwnerError(Reason.CACHE_EXCEEDED, f"serving.variants: {variant}: {error}") from error
 
 
 def _advanced(runtime: Runtime, sequences: list[Sequence], variant: Variant) -> Iterator[None]:
     """Until each has its tokens, or an error of its own."""
-    left = {id(sequence): NEW_TOKENS for sequence in sequences}
+    left = {id(sequence): WARMUP_TOKENS for sequence in sequences}
     while running := [sequence for sequence in sequences if left[id(sequence)] > 0]:
         for sequence, step in zip(running, runtime.advance(running), strict=True):
             left[id(sequence)] -= _taken(step, variant)
@@ -89,5 +76,5 @@ def _taken(step: Step, variant: Variant) -> int:
     if isinstance(step, Preempted):
         raise OwnerError(Reason.CACHE_EXCEEDED, f"serving.variants: {variant}: the pages are not enough for all of it")
     if isinstance(step, DeviceError):
-        return NEW_TOKENS
+        return WARMUP_TOKENS
     return 0 if step is None else 1

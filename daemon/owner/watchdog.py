@@ -27,6 +27,7 @@ from rowlock.bindings.device import (
     Sampling,
     Sequence,
     Step,
+    Variant,
 )
 from rowlock.bindings.importing import PromptImport, PromptImporter, States
 from rowlock.bindings.model.config import ModelConfig
@@ -133,9 +134,9 @@ class WatchedBinding:
     def place(self, layout: Layout) -> Layout:
         return self._inner.place(layout)
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
-        """Not watched: it is not the owner thread's call, and may take its time."""
-        self._inner.prepare(config, layout)
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+        """Not watched: it does not touch the device, and may take its time."""
+        self._inner.prepare(config, layout, variants)
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
         with self._boundary.call(Point.CREATE_RUNTIME, self.facts.device):

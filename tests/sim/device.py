@@ -20,7 +20,7 @@ import numpy as np
 from blake3 import blake3
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceFacts, Sampling, Step
+from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceFacts, Sampling, Step, Variant
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
 
@@ -145,7 +145,7 @@ class SimBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout) -> None:
+    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
         """It has no programs."""
 
     def create_runtime(self, config: ModelConfig, layout: Layout) -> SimRuntime:

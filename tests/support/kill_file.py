@@ -52,10 +52,11 @@ class KillOrder:
 
     @contextmanager
     def pause_at(self, place: Place) -> Iterator[None]:
-        """Have a thread wait there. On entry: armed. On exit: it has been let go."""
+        """Have a thread wait there. On entry: armed. On exit: it has been let go, to the next order if there is one."""
         self._write(place, "wait")
         yield
-        self.file.unlink(missing_ok=True)
+        if not self.met:
+            self.file.unlink(missing_ok=True)
         self._met.unlink(missing_ok=True)
 
     def wait(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,8 @@ class Answer:
 class OwnerHarness:
     """An owner and short ways to use it."""
 
-    def __init__(self, owner: Owner, state: Path) -> None:
+    def __init__(self, owner: Owner, state: Path, load_failure: BaseException | None = None) -> None:
+        self.load_failure = load_failure
         self.owner = owner
         self.state = state
 
@@ -176,9 +177,13 @@ class OwnerHarness:
 
 @contextmanager
 def running_owner(
-    state: Path, checkpoint: Path | None, fault_file: Path | None = None, **settings: Any
+    state: Path,
+    checkpoint: Path | None,
+    fault_file: Path | None = None,
+    plant: Callable[[OwnerHarness], None] = lambda _owner: None,
+    **settings: Any,
 ) -> Iterator[OwnerHarness]:
-    """An owner that has finished loading, or failing to, on the device of this run."""
+    """An owner that has finished loading, or failing to, on the device of this run; ``plant`` comes before."""
     device = device_of_owners()
     if device.arm is not None:
         device.arm(fault_file or state / "no-fault.json")
@@ -194,9 +199,9 @@ def running_owner(
     )
     with ExitStack() as closing:
         owner = build_owner(chosen, closing, NullLog())
+        plant(OwnerHarness(owner, state))
         started = owner.start(Startup(checkpoint, chosen.reload))
         try:
-            started.exception(WAIT_S)
-            yield OwnerHarness(owner, state)
+            yield OwnerHarness(owner, state, started.exception(WAIT_S))
         finally:
             owner.stop()

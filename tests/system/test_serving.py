@@ -10,11 +10,10 @@ import pytest
 from support.checkpoints import EMBED, change_rows, negate, write_tiny
 from support.owners import Answer, OwnerHarness, running_owner
 
-from rowlock.bindings.device import Sampling
+from rowlock.bindings.device import Sampling, Variant
 from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import Require
 from rowlock.daemon.owner.states import OwnerState, TransitionState
-from rowlock.daemon.owner.warmup import Variant
 from rowlock.v1.errors import OwnerError, Reason
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 2
@@ -251,8 +250,38 @@ def test_after_a_warmup_nothing_is_made_at_a_first_request_and_nothing_is_left_o
 def test_a_variant_that_does_not_fit_is_named(tmp_path: Path, tiny: Path) -> None:
     with running_owner(tmp_path / "state", tiny, cache=pages(10), variants=(Variant(8, 60),), warmup=True) as owner:
         assert owner.owner.view.state is OwnerState.EMPTY
-        told = "serving.variants: batch 8, length 60: the pages are not enough for all of it"
+        told = "serving.variants: batch 8, length 60: with up to 62 tokens each it needs 16 pages of 32 tokens"
         assert told in owner.owner.view.reason
+        assert isinstance(owner.load_failure, OwnerError)
+        assert owner.load_failure.reason is Reason.CACHE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"num_hidden_layers": 4}, Reason.CACHE_EXCEEDED), ({"max_position_embeddings": 60}, Reason.CONTEXT_EXCEEDED)],
+)
+def test_a_reload_that_a_variant_does_not_fit_ends_before_the_drain(
+    tmp_path: Path, tiny: Path, config: dict[str, int], reason: Reason
+) -> None:
+    """The resident model stays as it is, and goes on answering; nothing of it is closed and loaded again."""
+    target = write_tiny(tmp_path / "target", **config)
+    with running_owner(tmp_path / "state", tiny, cache=pages(12), variants=(Variant(4, 60),), warmup=True) as owner:
+        runtime, first = owner.core.resident.runtime, owner.tokens()
+        record = owner.transition(target, Require.B1)
+        assert (record.state, record.reason) == (TransitionState.FAILED.value, reason.value)
+        assert "serving.variants: batch 4, length 60: " in record.message
+        assert "drain" not in record.phases
+        assert owner.core.resident.runtime is runtime
+        assert owner.tokens() == first
+
+
+def test_the_largest_variant_that_fits_is_warmed_up(tmp_path: Path, tiny: Path) -> None:
+    """What is refused beforehand, and what really runs, meet without a gap."""
+    for batch in (5, 6):
+        with running_owner(
+            tmp_path / str(batch), tiny, cache=pages(10), variants=(Variant(batch, 62),), warmup=True
+        ) as owner:
+            assert (owner.owner.view.state is OwnerState.READY) == (batch == 5)
 
 
 def test_a_variant_is_added_to_a_live_owner(owner: OwnerHarness) -> None:

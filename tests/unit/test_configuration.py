@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.commands import rowlock
 
+from rowlock.bindings.device import Variant
 from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.daemon.config import ConfigError, build_settings, read_config
 from rowlock.daemon.owner.options import Drain
-from rowlock.daemon.owner.warmup import Variant
 from rowlock.daemon.settings import HttpSettings
 
 GOOD = """
