@@ -10,13 +10,17 @@ READY := $(VENV)/.ready
 # Test files that run at the same time.
 WORKERS ?= 2
 
-.PHONY: demo test parity test-atom test-rngd check sim faults planted kills signals prefill load soak exactness stubs bench clean env-atom env-rngd env-vllm
+.PHONY: demo test models parity test-atom test-rngd check sim faults planted kills signals prefill load soak exactness stubs bench clean env-atom env-rngd env-vllm
 
 demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
 
-test: $(READY) $(MODEL) $(GEMMA)
+test: $(READY) $(MODEL)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+# The decoder and what converts checkpoints, on both real models.
+models: $(READY) $(MODEL) $(GEMMA)
+	$(BIN)/python -m pytest -m "campaign or not campaign" tests/model
 
 # Logits and tokens of every family against transformers: docs/parity.md.
 parity: $(READY) $(MODEL) $(GEMMA)

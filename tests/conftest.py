@@ -58,7 +58,7 @@ def real_model() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma() -> Path:
-    assert GEMMA.is_dir(), f"{GEMMA} is missing: run `make test`, which converts it"
+    assert GEMMA.is_dir(), f"{GEMMA} is missing: run `make models`, which converts it"
     return GEMMA
 
 

@@ -212,6 +212,8 @@ class Life:
         if isinstance(frame, Hello):
             self._announce(frame)
         elif not self._announced:
+            if received.fd >= 0:
+                os.close(received.fd)
             raise SourceEndedError(f"sent {type(frame).__name__.lower()} before its hello")
         elif isinstance(frame, Memory):
             self._arrive(_attached(frame, received.fd))

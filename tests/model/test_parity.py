@@ -87,7 +87,9 @@ def test_tokens_are_those_of_transformers(real_model: Path, real: tuple[DecoderR
         )
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    "prompt", [*PROMPTS[:4], *(pytest.param(item, marks=pytest.mark.campaign) for item in PROMPTS[4:])]
+)
 def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[DecoderRuntime, Any, Text], prompt: str) -> None:
     runtime, model, text = real
     tokens = list(text.encode(prompt))
@@ -165,6 +167,7 @@ def real_gemma(gemma: Path) -> tuple[DecoderRuntime, Any, Text]:
     return load(gemma), model, text
 
 
+@pytest.mark.campaign
 def test_logits_and_greedy_tokens_of_gemma(real_gemma: tuple[DecoderRuntime, Any, Text]) -> None:
     """The short form: `make parity` has more prompts, and longer ones."""
     runtime, model, text = real_gemma
@@ -175,12 +178,14 @@ def test_logits_and_greedy_tokens_of_gemma(real_gemma: tuple[DecoderRuntime, Any
     assert greedy(runtime, tuple(tokens), 64) == reference_greedy(model, tokens, 64)
 
 
+@pytest.mark.campaign
 def test_gemma_beyond_its_window(real_gemma: tuple[DecoderRuntime, Any, Text]) -> None:
     runtime, model, text = real_gemma
     tokens = list(text.encode("The Eiffel Tower is a wrought-iron lattice tower in Paris, France. " * 50))[:600]
     assert greedy(runtime, tuple(tokens), 6) == reference_greedy(model, tokens, 6)
 
 
+@pytest.mark.campaign
 def test_tokens_of_gemma(real_gemma: tuple[DecoderRuntime, Any, Text]) -> None:
     text = real_gemma[2]
     assert text.encode("The capital of France is") == (2, 818, 5279, 529, 7001, 563)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -222,6 +223,8 @@ def test_a_request_can_end_at_every_span_and_its_pages_serve_another_at_once(
     tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, deaf: str
 ) -> None:
     """The pool has room for one of them. A deaf source goes on with what nobody wants any more."""
+    gc.collect()  # what earlier tests of this process left
+    assert not open_files()
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     orders = tmp_path / "orders.json"
     source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders), "deaf": deaf}, "silence_s": 30.0}
