@@ -63,6 +63,7 @@ def test_one_row_by_b2_equals_a_fresh_load(resident: tuple[OwnerHarness, Path], 
     assert owner.verify().ok
 
 
+@pytest.mark.campaign
 def test_a_few_tensors_of_the_real_model(real_model: Path, tmp_path: Path) -> None:
     """The same on real weights; `benchmarks/every_tensor.py` does all of them."""
     with running_owner(tmp_path / "state", real_model) as owner:

@@ -101,6 +101,7 @@ def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[DecoderRuntime, 
     assert greedy(runtime, tuple(tokens), 64) == reference_greedy(model, tokens, 64)
 
 
+@pytest.mark.campaign
 def test_a_prompt_longer_than_a_chunk_on_the_real_model(real: tuple[DecoderRuntime, Any, Text]) -> None:
     runtime, model, text = real
     tokens = list(text.encode("The Eiffel Tower is a wrought-iron lattice tower in Paris, France. " * 50))[:700]
