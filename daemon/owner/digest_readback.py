@@ -45,7 +45,7 @@ def read_digests(
     found: dict[str, list[Future[bytes]]] = {}
     buffers = deque(np.empty(0, np.uint8) for _ in range(BUFFERS))
     running: deque[tuple[Bytes, Future[bytes]]] = deque()
-    budget = StepBudget(core.context.clock.monotonic)
+    budget = StepBudget(core.context.clock.monotonic, core.scheduler.decoding)
     for parent in parents:
         allocation = resident.runtime.allocations[parent]
         for placement in layout.in_parent(parent):

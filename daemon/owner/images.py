@@ -78,15 +78,17 @@ def row_slices(parent: ParentInfo, nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 class StepBudget:
-    """Bounds one step of the owner thread, in device bytes and in time, however small the pieces are.
+    """Bounds one step of the owner thread, in device bytes and, beside decoding, in time, however small the pieces are.
 
     Args:
         monotonic: seconds.
+        decoding: whether requests run just now.
 
     """
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], decoding: Callable[[], bool]) -> None:
         self._monotonic = monotonic
+        self._decoding = decoding
         self._left = SLICE_BYTES
         self._since: float | None = None
 
@@ -95,7 +97,7 @@ class StepBudget:
         now = self._monotonic()
         self._since = now if self._since is None else self._since
         self._left -= nbytes
-        if self._left > 0 and now - self._since < SLICE_S:
+        if self._left > 0 and (now - self._since < SLICE_S or not self._decoding()):
             return False
         self._left, self._since = SLICE_BYTES, None
         return True

@@ -65,7 +65,7 @@ class InPlace(Transit):
     ranges: list[RowRange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.budget = StepBudget(self.core.context.clock.monotonic)
+        self.budget = StepBudget(self.core.context.clock.monotonic, self.core.scheduler.decoding)
 
     @property
     def changed(self) -> Mapping[str, tuple[int, ...]]:

@@ -93,7 +93,7 @@ def target_of_push(core: Core, rows: PushedRows, overlay: str) -> Steps[Target]:
     if not rows.rows:
         raise OwnerError(Reason.ARGUMENT_INVALID, "rows: none were pushed")
     groups: dict[tuple[str, int], Bytes] = {}
-    budget = StepBudget(core.context.clock.monotonic)
+    budget = StepBudget(core.context.clock.monotonic, core.scheduler.decoding)
     allocations, layout = resident.runtime.allocations, resident.model.layout
     for name, indices in rows.groups().items():
         for index in indices:

@@ -112,6 +112,10 @@ class Scheduler:
         """Requests that hold a lease, the preempted ones and those whose prompts are on their way among them."""
         return len(self._active) + len(self._preempted) + len(self._importing)
 
+    def decoding(self) -> bool:
+        """Whether requests run just now."""
+        return self.active > 0
+
     @property
     def waiting(self) -> int:
         return len(self._waiting)

@@ -18,7 +18,7 @@ from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 from rowlock.bindings.device import Allocation
 from rowlock.bindings.model.layout import Layout, ParentInfo, Placement
 from rowlock.bindings.plan import Model
-from rowlock.daemon.owner.images import new_images
+from rowlock.daemon.owner.images import SLICE_BYTES, SLICE_S, StepBudget, new_images
 from rowlock.daemon.owner.rows import count_nonfinite, new_nonfinite, row_ranges, row_runs
 from rowlock.daemon.owner.stage import Settled, Stager
 from rowlock.v1.errors import OwnerError, Reason
@@ -170,3 +170,16 @@ def test_drift_is_found_in_changed_and_unchanged_groups(stager: Stager, row: int
     before, expected = image_of(old), image_of(new)
     before["p"][row * 2002 + 7] ^= 1
     assert settle(stager, old, new, before, expected).drift == (rows,)
+
+
+def test_a_step_of_the_owner_is_bounded_in_time_only_beside_decoding() -> None:
+    now, decoding = [0.0], [True]
+    budget = StepBudget(lambda: now[0], lambda: decoding[0])
+    assert not budget.spend(1)
+    now[0] = SLICE_S
+    assert budget.spend(1), "it holds a step of decoding up"
+    decoding[0] = False
+    assert not budget.spend(1)
+    now[0] = 100 * SLICE_S
+    assert not budget.spend(1), "there is nobody to give way to"
+    assert budget.spend(SLICE_BYTES), "commands are heard all the same"
