@@ -18,9 +18,10 @@ from rowlock.bindings.atom import rebel_sdk
 from rowlock.bindings.atom.rebel_sdk import CompiledModel, DeviceRuntime
 from rowlock.bindings.checkpoint.artifacts import GRAPHS, Artifact, Graph
 from rowlock.bindings.checkpoint.stamps import stamp_of
-from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceError, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.device import Allocation, Counters, DeviceError, DeviceFault, Sampling, Sequence, Step
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.generation import Sampler
+from rowlock.bindings.unpaged import Unpaged
 from rowlock.bindings.vendor_errors import as_device_error
 
 CALL_TIMEOUT_S: Final = 60
@@ -87,8 +88,11 @@ class ArtifactSequence:
         self._runtime.leave(self)
 
 
-class ArtifactRuntime:
-    """See :class:`rowlock.bindings.device.Runtime`. It has no allocations that anybody could write to."""
+class ArtifactRuntime(Unpaged):
+    """See :class:`rowlock.bindings.device.Runtime`. It has no allocations that anybody could write to.
+
+    The graphs keep K/V of one sequence, in blocks of their own; the next one waits for them.
+    """
 
     def __init__(
         self, parsed: ParsedGraphs, counters: Counters, artifact: Artifact, config: ModelConfig, device: int
@@ -121,24 +125,6 @@ class ArtifactRuntime:
         assert self._graphs, "the runtime is closed"
         assert capacity <= self._artifact.context, "the request is longer than the compiled context"
         return ArtifactSequence(self, prompt, sampling)
-
-    @property
-    def cache(self) -> CacheUse:
-        """The graphs keep K/V of one sequence, in blocks of their own."""
-        return CacheUse()
-
-    @property
-    def importer(self) -> None:
-        """Compiled graphs keep their K/V to themselves."""
-        return None
-
-    def has_room(self, tokens: int) -> bool:
-        """It waits for the graphs instead."""
-        del tokens
-        return True
-
-    def forget(self) -> None:
-        """Nothing is kept of earlier prompts."""
 
     def advance(self, sequences: list[Sequence]) -> list[Step]:
         """The owner of the graphs goes one step; the others get nothing yet."""

@@ -8,7 +8,7 @@ from typing import Self, cast
 
 import torch
 
-from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceFault, Sampling, Step
+from rowlock.bindings.device import Allocation, Counters, DeviceFault, Sampling, Step
 from rowlock.bindings.device import Sequence as SequenceOnDevice
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.config import ModelConfig
@@ -19,12 +19,13 @@ from rowlock.bindings.rngd.programs import LoadedProgram, ProgramSource
 from rowlock.bindings.rngd.sdk import vendor_errors
 from rowlock.bindings.rngd.sequence import RngdSequence
 from rowlock.bindings.rngd.shape import ModelShape
+from rowlock.bindings.unpaged import Unpaged
 from rowlock.bindings.vendor_errors import as_device_error
 from rowlock.bindings.weights import weight_dtype
 
 
-class RngdRuntime:
-    """See :class:`rowlock.bindings.device.Runtime`.
+class RngdRuntime(Unpaged):
+    """See :class:`rowlock.bindings.device.Runtime`. Each sequence has K/V of its own, which no program takes in.
 
     Args:
         dtype: of weights and K/V.
@@ -77,24 +78,6 @@ class RngdRuntime:
         with as_device_error(DeviceFault.OUT_OF_MEMORY, f"K/V of {fitting} tokens"):
             keys_values = new_keys_values(self._config, variants[0], self._dtype).to(self._engine.torch_device)
         return RngdSequence(variants, self._inputs, self._execute, keys_values, prompt, sampling)
-
-    @property
-    def cache(self) -> CacheUse:
-        """Each sequence has K/V of its own."""
-        return CacheUse()
-
-    @property
-    def importer(self) -> None:
-        """Its programs own their K/V, and no program takes it in."""
-        return None
-
-    def has_room(self, tokens: int) -> bool:
-        """It has its K/V from the beginning."""
-        del tokens
-        return True
-
-    def forget(self) -> None:
-        """Nothing is kept of earlier prompts."""
 
     def advance(self, sequences: list[SequenceOnDevice]) -> list[Step]:
         """One after another: the prepared programs are for one sequence."""

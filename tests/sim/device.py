@@ -20,9 +20,10 @@ import numpy as np
 from blake3 import blake3
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.device import Allocation, CacheUse, Counters, DeviceFacts, Sampling, Step, Variant
+from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Step, Variant
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
+from rowlock.bindings.unpaged import Unpaged
 
 KV_BYTES = 4096
 PAGE_BYTES = 32
@@ -261,7 +262,7 @@ def _stray(device: Device, slot: str, offset: int, nbytes: int) -> list[Write]:
     return [Write(slot, start, np.full(length, 0x3C, np.uint8))]
 
 
-class SimRuntime:
+class SimRuntime(Unpaged):
     """See :class:`rowlock.bindings.device.Runtime`."""
 
     def __init__(self, memory: SimMemory, allocations: Mapping[str, Allocation], hook: Hook) -> None:
@@ -275,22 +276,6 @@ class SimRuntime:
         assert self._live, "the runtime is closed"
         self._hook(self.memory.device, "open_sequence", "")
         return SimSequence(self.memory.device, prompt)
-
-    @property
-    def cache(self) -> CacheUse:
-        return CacheUse()
-
-    @property
-    def importer(self) -> None:
-        """No K/V is stored here."""
-        return None
-
-    def has_room(self, tokens: int) -> bool:
-        del tokens
-        return True
-
-    def forget(self) -> None:
-        """Nothing is kept of earlier prompts."""
 
     def advance(self, sequences: list[Any]) -> list[Step]:
         self._hook(self.memory.device, "advance", "")
