@@ -20,13 +20,13 @@ class Decoder(Protocol):
     """What staging gives way to.
 
     Attributes:
-        active: requests that run.
+        decoding: whether steps are taken just now.
         steps: taken so far.
 
     """
 
     @property
-    def active(self) -> int: ...
+    def decoding(self) -> bool: ...
 
     @property
     def steps(self) -> int: ...
@@ -57,14 +57,14 @@ class PacedExecutor(ThreadPoolExecutor):
 
     def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._turn:
-            while self._running >= (1 if self._decoder.active else self._width):
+            while self._running >= (1 if self._decoder.decoding else self._width):
                 self._turn.wait(LOOK_EVERY_S)
             self._running += 1
         start = time.monotonic()
         try:
             return fn(*args, **kwargs)
         finally:
-            if self._decoder.active:
+            if self._decoder.decoding:
                 self._account(time.monotonic() - start)
             with self._turn:
                 self._running -= 1
@@ -81,6 +81,6 @@ class PacedExecutor(ThreadPoolExecutor):
         if self._spent_s < STEP_SHARE_S:
             return
         waited = 0.0
-        while self._decoder.active and self._decoder.steps == self._step and waited < STEP_WAIT_S:
+        while self._decoder.decoding and self._decoder.steps == self._step and waited < STEP_WAIT_S:
             self._rest(STEP_LOOK_S)
             waited += STEP_LOOK_S

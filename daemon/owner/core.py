@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from rowlock.bindings.checkpoint.manifest import TensorManifest
 from rowlock.bindings.device import Binding, Runtime
 from rowlock.daemon.owner.context import Context
-from rowlock.daemon.owner.images import Comparer
+from rowlock.daemon.owner.images import Comparer, StepBudget
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.prefilling import Prefiller
 from rowlock.daemon.owner.resident import Resident
@@ -165,6 +165,10 @@ class Core:
             self.close_runtime(resident.runtime)
         except CloseFailedError as error:
             self.quarantine(f"{cause}; {error}")
+
+    def step_budget(self) -> StepBudget:
+        """Of a job that uses the device while requests run."""
+        return StepBudget(self.context.clock.monotonic, lambda: self.scheduler.decoding)
 
     def until_closed(self) -> Steps[None]:
         """Wait until no transition is open: its model must not be closed, nor the device given up, under it."""

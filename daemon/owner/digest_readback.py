@@ -13,7 +13,6 @@ from rowlock.bindings.checkpoint.hashing import chunks, hash_groups
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.daemon.owner.core import Core, Steps
-from rowlock.daemon.owner.images import StepBudget
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift, group_runs
 from rowlock.v1.errors import OwnerError, Reason
@@ -45,7 +44,7 @@ def read_digests(
     found: dict[str, list[Future[bytes]]] = {}
     buffers = deque(np.empty(0, np.uint8) for _ in range(BUFFERS))
     running: deque[tuple[Bytes, Future[bytes]]] = deque()
-    budget = StepBudget(core.context.clock.monotonic, core.scheduler.decoding)
+    budget = core.step_budget()
     for parent in parents:
         allocation = resident.runtime.allocations[parent]
         for placement in layout.in_parent(parent):

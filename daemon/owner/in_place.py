@@ -24,7 +24,6 @@ from rowlock.daemon.owner.images import (
     READ_BYTES,
     Images,
     Piece,
-    StepBudget,
     first_mismatch,
     new_images,
     pieces_of,
@@ -65,7 +64,7 @@ class InPlace(Transit):
     ranges: list[RowRange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.budget = StepBudget(self.core.context.clock.monotonic, self.core.scheduler.decoding)
+        self.budget = self.core.step_budget()
 
     @property
     def changed(self) -> Mapping[str, tuple[int, ...]]:

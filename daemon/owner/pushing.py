@@ -12,7 +12,6 @@ from rowlock.bindings.checkpoint.manifest import DIGEST_BYTES, Manifest, TensorM
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 from rowlock.bindings.plan import Model
 from rowlock.daemon.owner.core import Core, Steps
-from rowlock.daemon.owner.images import StepBudget
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import group_ranges
 from rowlock.daemon.owner.sources import GroupSource
@@ -93,7 +92,7 @@ def target_of_push(core: Core, rows: PushedRows, overlay: str) -> Steps[Target]:
     if not rows.rows:
         raise OwnerError(Reason.ARGUMENT_INVALID, "rows: none were pushed")
     groups: dict[tuple[str, int], Bytes] = {}
-    budget = StepBudget(core.context.clock.monotonic, core.scheduler.decoding)
+    budget = core.step_budget()
     allocations, layout = resident.runtime.allocations, resident.model.layout
     for name, indices in rows.groups().items():
         for index in indices:

@@ -103,18 +103,14 @@ class Scheduler:
         return self.served.steps
 
     @property
-    def tokens(self) -> int:
-        """Computed for requests so far."""
-        return self.served.tokens
-
-    @property
     def active(self) -> int:
         """Requests that hold a lease, the preempted ones and those whose prompts are on their way among them."""
         return len(self._active) + len(self._preempted) + len(self._importing)
 
+    @property
     def decoding(self) -> bool:
-        """Whether requests run just now."""
-        return self.active > 0
+        """Whether steps are taken for requests just now; none are for prompts that are only on their way."""
+        return bool(self._active)
 
     @property
     def waiting(self) -> int:

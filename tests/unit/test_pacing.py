@@ -15,7 +15,7 @@ from rowlock.daemon.pacing import STEP_LOOK_S, STEP_WAIT_S, PacedExecutor
 class Decoding:
     """So many requests that run; a step ends after so many looks of those who wait for it."""
 
-    active: int = 1
+    decoding: bool = True
     steps: int = 0
     looks_per_step: int = 3
     rests: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Running:
 
 def test_all_threads_while_nothing_decodes() -> None:
     running = Running()
-    with PacedExecutor(3, Decoding(active=0)) as executor:
+    with PacedExecutor(3, Decoding(decoding=False)) as executor:
         pieces = [executor.submit(running.piece) for _ in range(3)]
         for _ in pieces:
             assert running.entered.acquire(timeout=30)
@@ -65,7 +65,7 @@ def test_a_step_of_decoding_bears_only_its_share(monkeypatch: pytest.MonkeyPatch
         for piece in range(1, 4):
             executor.submit(int).result(30)
             assert decoding.steps == piece, "a further piece ran in the same step"
-        decoding.active = 0
+        decoding.decoding = False
         executor.submit(int).result(30)
         assert decoding.steps == 3, "it waited for a step though nothing decodes"
 
