@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
 from rowlock.bindings.model.attention import attend, rope_frequencies, rotate
-from rowlock.bindings.model.cache.table import BlockTable, table_for_one
+from rowlock.bindings.model.cache.table import BlockTable
 from rowlock.bindings.model.config import ModelConfig
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -109,10 +109,6 @@ class Decoder:
         """None: the bits of each depend on how many there are."""
         del prompt
         return 0
-
-    def new_table(self, capacity: int) -> BlockTable:
-        """K/V of a sequence that shares pages with nobody."""
-        return table_for_one(self.config, capacity, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], last_only: bool = True) -> torch.Tensor:

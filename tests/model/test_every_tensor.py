@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.checkpoints import FAMILIES, change_rows, negate, random_tensors, write_tiny
 from support.owners import OwnerHarness, running_owner
-from support.reference import decoder_of
+from support.reference import decoder_of, new_table
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.model.decoder import Span
@@ -28,8 +28,8 @@ def logits(owner: OwnerHarness) -> torch.Tensor:
     """Bits of all logits ``[T, vocab]``, and of those of the last token by the programs that answer requests."""
     runtime = owner.core.resident.runtime._inner
     decoder = decoder_of(runtime)
-    result = decoder.forward([Span(TOKENS, decoder.new_table(len(TOKENS)))], last_only=False)
-    served = runtime._programs.forward([Span(TOKENS, decoder.new_table(len(TOKENS)), len(TOKENS))])
+    result = decoder.forward([Span(TOKENS, new_table(decoder, len(TOKENS)))], last_only=False)
+    served = runtime._programs.forward([Span(TOKENS, new_table(decoder, len(TOKENS)), len(TOKENS))])
     return torch.cat([result, served]).view(torch.int16)
 
 

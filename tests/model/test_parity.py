@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import write_tiny
-from support.reference import decoder_of, greedy, loaded
+from support.reference import decoder_of, greedy, loaded, new_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -46,12 +46,12 @@ def load(directory: Path, threads: int = 2) -> DecoderRuntime:
 def logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     """``[T, vocab]``."""
     decoder = decoder_of(runtime)
-    return decoder.forward([Span(torch.tensor(tokens), decoder.new_table(len(tokens)))], last_only=False)
+    return decoder.forward([Span(torch.tensor(tokens), new_table(decoder, len(tokens)))], last_only=False)
 
 
 def served_logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
     """``[vocab]`` of the last position, by the programs and in the pieces that answer requests."""
-    table = decoder_of(runtime).new_table(len(tokens))
+    table = new_table(decoder_of(runtime), len(tokens))
     for piece in torch.tensor(tokens).split(PROMPT_CHUNK):
         result = runtime._programs.forward([Span(piece, table, len(tokens))])
     return result[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from threading import Thread
 
@@ -50,6 +51,14 @@ def begin(daemon: DaemonProcess, **fields: object) -> Future[list[owner_pb2.Tran
 
     Thread(target=run).start()
     return done
+
+
+def wait_for_log(daemon: DaemonProcess, event: str) -> None:
+    """Until the daemon has logged an event."""
+    deadline = time.monotonic() + 60
+    while event not in daemon.log.read_text():
+        assert time.monotonic() < deadline, f"the daemon never said {event}"
+        time.sleep(0.01)
 
 
 def states(events: list[owner_pb2.TransitionEvent]) -> list[str]:

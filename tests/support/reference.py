@@ -10,6 +10,7 @@ from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.cpu.decode import NativeDecoder
 from rowlock.bindings.device import Sampling
+from rowlock.bindings.model.cache.table import BlockTable, table_for_one
 from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Decoder
 from rowlock.bindings.model.layout import layout_of
@@ -36,6 +37,11 @@ def decoder_of(runtime: DecoderRuntime) -> Decoder:
     decoder = programs._decoder if isinstance(programs, NativeDecoder) else programs
     assert isinstance(decoder, Decoder)
     return decoder
+
+
+def new_table(decoder: Decoder, capacity: int) -> BlockTable:
+    """K/V of a sequence that shares pages with nobody."""
+    return table_for_one(decoder.config, capacity, decoder.dtype, decoder.device)
 
 
 def greedy(runtime: DecoderRuntime, prompt: tuple[int, ...], count: int) -> list[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import grpc
 import pytest
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import rowlock
-from support.daemons import answer, begin, owner, refused, states
+from support.daemons import answer, begin, owner, refused, states, wait_for_log
 from support.kill_file import KillOrder, Place
 
 from rowlock.cli.daemon_process import DaemonProcess
@@ -63,13 +62,6 @@ def test_while_starting(tiny: Path, tmp_path: Path, step: str, number: signal.Si
     assert not socket.exists()
     with DaemonProcess(tmp_path / "state", ["--checkpoint", str(tiny), "--threads", "2"]) as again:
         assert answer(again)[1] == owner(again).identity.digest
-
-
-def wait_for_log(daemon: DaemonProcess, event: str) -> None:
-    deadline = time.monotonic() + 60
-    while event not in daemon.log.read_text():
-        assert time.monotonic() < deadline, f"the daemon never said {event}"
-        time.sleep(0.01)
 
 
 STEPS = {

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import rowlock
-from support.daemons import answer, begin, generated, owner, states
+from support.daemons import answer, begin, generated, owner, states, wait_for_log
 from support.http import HTTP, post, url_of
 from support.kill_file import KillOrder, Place
 
@@ -156,9 +156,7 @@ def test_a_signal_ends_a_warmup_between_its_steps(tmp_path: Path, tiny: Path, pa
         entered = daemon.__enter__()
         pause.wait()
         entered.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        while "owner.stopping" not in entered.log.read_text():
-            assert time.monotonic() < deadline
+        wait_for_log(entered, "owner.stopping")
         pause.die_at(Place("advance", "before"))  # a further step would be its end
     assert entered.process.wait(60) == 0
     assert "Traceback" not in entered.log.read_text()

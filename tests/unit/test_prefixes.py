@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import TINY
-from support.reference import loaded
+from support.reference import loaded, new_table
 
 from rowlock.bindings.cpu.binding import CpuBinding
 from rowlock.bindings.cpu.decode import NativeDecoder
@@ -234,7 +234,7 @@ def test_torch_reuses_nothing() -> None:
     }
     decoder = Decoder(CONFIG, weights)
     assert (decoder.settled(1000), decoder.replayed) == (0, 1)
-    assert isinstance(Span(torch.tensor([1]), decoder.new_table(1)).table.length, int)
+    assert isinstance(Span(torch.tensor([1]), new_table(decoder, 1)).table.length, int)
 
 
 def test_k_v_of_before_a_write_is_not_let_in(tiny: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints import TINY, random_tensors
+from support.reference import new_table
 
 from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.decoder import Decoder, Span
@@ -76,7 +77,7 @@ def test_logits_are_those_of_the_resident_decoder(changes: dict[str, Any], lengt
     config, weights = model(**changes)
     tokens = [(7 * index) % 250 for index in range(21)]
     decoder = Decoder(config, weights)
-    expected = decoder.forward([Span(torch.tensor(tokens), decoder.new_table(40))])[0]
+    expected = decoder.forward([Span(torch.tensor(tokens), new_table(decoder, 40))])[0]
     found = run(config, weights, lengths, tokens)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert found.argmax() == expected.argmax()
