@@ -113,6 +113,7 @@ class DeviceFacts:
         readback: what a readback proves: ``storage`` (the bytes that programs read) or ``unproven``.
         execution: how programs run: ``native``, ``reference`` or ``host-reference``.
         imports: K/V that was computed elsewhere can be imported.
+        host_memory: weights lie in host memory, and the caller's own thread copies them.
         test_options: fault injection and the like; empty in production.
 
     """
@@ -124,6 +125,7 @@ class DeviceFacts:
     readback: str
     execution: str
     imports: bool = False
+    host_memory: bool = False
     test_options: tuple[str, ...] = ()
 
 

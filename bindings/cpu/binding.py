@@ -41,6 +41,7 @@ class CpuBinding:
             readback="storage",
             execution="native",
             imports=True,
+            host_memory=True,
             test_options=(f"fault_file={fault_file}",) if fault_file else (),
         )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import itertools
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
@@ -29,6 +31,8 @@ READ_BYTES: Final = 512 * 1024
 """Device bytes of one read in such a step."""
 COMPARE_BYTES: Final = 2 * 1024 * 1024
 """Bytes read back and compared at a time: small enough to stay in cache."""
+ALIGNMENT: Final = 64
+"""Bytes: parents begin on cache lines of their own."""
 SCRATCH_BUFFERS: Final = 3
 """One is filled while others are compared."""
 
@@ -36,9 +40,22 @@ Images = Mapping[str, Bytes]
 """Bytes of whole parents, by parent name."""
 
 
-def new_images(layout: Layout, parents: Iterable[str]) -> dict[str, Bytes]:
-    """Buffers for whole parents, content undefined; untouched pages cost no memory."""
-    return {name: np.empty(layout.parents[name].nbytes, np.uint8) for name in parents}
+def new_images(layout: Layout, parents: Iterable[str], *, sparse: bool = False) -> dict[str, Bytes]:
+    """Buffers for whole parents, content undefined. They are cut from one.
+
+    Args:
+        layout: of the model.
+        parents: by name.
+        sparse: only parts will be touched, and shall cost memory. Otherwise pages are as large as they come: a fault
+            for each 4 KiB costs as much as the copy that makes it.
+
+    """
+    names = list(parents)
+    sizes = [layout.parents[name].nbytes for name in names]
+    starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    nbytes = max(starts[-1], 1)
+    buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if sparse else np.empty(nbytes, np.uint8)
+    return {name: buffer[start : start + size] for name, start, size in zip(names, starts, sizes, strict=False)}
 
 
 def tensor_bytes(images: Images, placement: Placement) -> Bytes:
@@ -122,16 +139,17 @@ def write_ranges(
 
 
 class Comparer:
-    """Compares what is read back, on other threads, through buffers that are made and touched once.
+    """Compares what is read back, through buffers that are made and touched once.
 
     Args:
-        executor: runs comparisons while the next piece is read.
+        executor: compares while the next piece is read; None where the caller's own thread does the reading,
+            so that there is nothing to overlap with and a hand-over for each piece to save.
 
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor | None) -> None:
         self.executor = executor
-        self.buffers = deque(np.ones(COMPARE_BYTES, np.uint8) for _ in range(SCRATCH_BUFFERS))
+        self.buffers = deque(np.ones(COMPARE_BYTES, np.uint8) for _ in range(SCRATCH_BUFFERS if executor else 1))
 
 
 def first_mismatch(
@@ -140,38 +158,57 @@ def first_mismatch(
 ) -> tuple[str, int] | None:  # fmt: skip
     """Read pieces back into other memory and compare them: the first (parent, row) that differs, or None."""
     buffers = comparer.buffers.copy()
-    running: deque[tuple[Piece, Bytes, Future[bool]]] = deque()
+    if comparer.executor is None:
+        for piece in pieces:
+            got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
+            want = _read_back(memory, allocations, images, piece, got)
+            if not _equal(got, want):
+                return _first_wrong(piece, got, want)
+            buffers.append(_whole(got))
+        return None
+    return _compare_beside(memory, allocations, images, pieces, comparer.executor, buffers)
+
+
+def _compare_beside(
+    memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, pieces: Iterable[Piece],
+    executor: Executor, buffers: deque[Bytes],
+) -> tuple[str, int] | None:  # fmt: skip
+    """The same, comparing on other threads while the next piece is read."""
+    running: deque[tuple[Piece, Bytes, Bytes, Future[bool]]] = deque()
+
+    def finish() -> tuple[str, int] | None:
+        piece, got, want, equal = running.popleft()
+        if not equal.result():
+            return _first_wrong(piece, got, want)
+        buffers.append(_whole(got))
+        return None
+
     try:
         for piece in pieces:
-            if len(running) == SCRATCH_BUFFERS:
-                wrong = _finish(running, buffers, images, allocations)
-                if wrong is not None:
-                    return wrong
+            if not buffers and (wrong := finish()) is not None:
+                return wrong
             got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
-            memory.read_rows(allocations[piece.parent], piece.first_row, got)
-            want = rows_of(images, piece, allocations)
-            running.append((piece, got, comparer.executor.submit(_equal, got, want)))
+            want = _read_back(memory, allocations, images, piece, got)
+            running.append((piece, got, want, executor.submit(_equal, got, want)))
         while running:
-            wrong = _finish(running, buffers, images, allocations)
-            if wrong is not None:
+            if (wrong := finish()) is not None:
                 return wrong
     finally:
-        concurrent.futures.wait([future for _, _, future in running])  # the buffers are used again
+        concurrent.futures.wait([future for *_, future in running])  # the buffers are used again
     return None
 
 
-def _finish(
-    running: deque[tuple[Piece, Bytes, Future[bool]]], buffers: deque[Bytes], images: Images,
-    allocations: Mapping[str, Allocation],
-) -> tuple[str, int] | None:  # fmt: skip
-    """Wait for the oldest comparison, and give its buffer back."""
-    piece, got, equal = running.popleft()
-    if not equal.result():
-        want = rows_of(images, piece, allocations)
-        wrong = (got != want).reshape(piece.rows, -1).any(axis=1)
-        return piece.parent, piece.first_row + int(wrong.argmax())
-    buffers.append(got.base if got.base is not None else got)
-    return None
+def _read_back(
+    memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, piece: Piece, got: Bytes
+) -> Bytes:
+    """Fill ``got`` from the device, and return what it should be."""
+    memory.read_rows(allocations[piece.parent], piece.first_row, got)
+    return rows_of(images, piece, allocations)
+
+
+def _first_wrong(piece: Piece, got: Bytes, want: Bytes) -> tuple[str, int]:
+    wrong = (got != want).reshape(piece.rows, -1).any(axis=1)
+    return piece.parent, piece.first_row + int(wrong.argmax())
 
 
 def _fitting(buffers: deque[Bytes], nbytes: int) -> Bytes:
@@ -179,6 +216,11 @@ def _fitting(buffers: deque[Bytes], nbytes: int) -> Bytes:
     if buffer.nbytes < nbytes:
         buffer = np.empty(max(nbytes, COMPARE_BYTES), np.uint8)
     return buffer[:nbytes]
+
+
+def _whole(part: Bytes) -> Bytes:
+    """The buffer that a part was cut from."""
+    return part.base if part.base is not None else part
 
 
 def rows_of(images: Images, piece: Piece, allocations: Mapping[str, Allocation]) -> Bytes:

@@ -94,9 +94,9 @@ class InPlace(Transit):
     def prepare(self) -> Steps[None]:
         core, watch, layout = self.core, self.watch, self.resident.model.layout
         with watch.phase("stage"):
-            self.expected = new_images(layout, self.parents)
+            self.expected = new_images(layout, self.parents, sparse=self.plan.by_digest)
             yield from core.on_worker(self._stage)
-        self.before = new_images(layout, self.parents)
+        self.before = new_images(layout, self.parents, sparse=self.plan.by_digest)
         jobs: list[Future[Settled]] = []
         with watch.phase("undo"):
             for parent in self.parents:

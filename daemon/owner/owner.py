@@ -75,7 +75,7 @@ class Owner:
             stores=stores,
             loader=loader,
             stager=Stager(context.hashers),
-            comparer=Comparer(context.comparers),
+            comparer=Comparer(None if binding.facts.host_memory else context.comparers),
             scheduler=scheduler,
             notify=self.followers.notify,
             changed=self._swap_view,

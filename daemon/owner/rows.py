@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 from rowlock.bindings.device import Allocation
@@ -41,10 +42,20 @@ def new_nonfinite(dtype: str, old: Bytes, new: Bytes) -> int:
 def count_nonfinite(dtype: str, data: Bytes) -> int:
     """How many values are infinite or NaN."""
     word, exponent = _EXPONENTS[dtype]
-    masked = data.view(word) & word(exponent)
-    if masked.size == 0 or masked.max() != exponent:
+    values = data.view(word)
+    if _all_finite(values, exponent):
         return 0
-    return int(np.count_nonzero(masked == exponent))
+    return int(np.count_nonzero((values & word(exponent)) == exponent))
+
+
+def _all_finite(values: npt.NDArray[np.unsignedinteger], exponent: int) -> bool:
+    """Whether none is infinite or NaN, found without temporary memory: what is not lies at the end of the integers.
+
+    As signed integers the positive ones are the largest, as unsigned ones the negative.
+    """
+    signed = values.view(np.dtype(f"i{values.itemsize}"))
+    sign = 1 << (8 * values.itemsize - 1)
+    return values.size == 0 or bool(signed.max() < exponent and values.max() < sign + exponent)
 
 
 def row_ranges(
