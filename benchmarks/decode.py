@@ -22,6 +22,7 @@ import torch
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters, Sampling
+from rowlock.bindings.host_arena import HostArena
 from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.config import ModelConfig, parse_config
@@ -39,9 +40,9 @@ def load(directory: Path) -> tuple[ModelConfig, dict[str, torch.Tensor], int]:
     with Checkpoint.open(directory) as checkpoint:
         config = parse_config(directory, checkpoint.config)
         layout = layout_of(checkpoint, config)
-        weights = {}
+        weights, arena = {}, HostArena()
         for name, parent in layout.parents.items():
-            data = np.empty(parent.nbytes, np.uint8)
+            data = arena.take(parent)
             for item in layout.in_parent(name):
                 checkpoint.read_into(item.tensor.name, 0, data[item.offset : item.offset + item.tensor.nbytes])
             weights[name] = torch.from_numpy(data).view(torch.bfloat16).view(parent.rows, -1)

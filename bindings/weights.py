@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.model.layout import ParentInfo
 
-PAGE_BYTES: Final = 4096
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -33,21 +31,3 @@ def host_free_bytes() -> int:
         if name == "MemAvailable":
             return int(amount.split()[0]) * 1024
     raise DeviceError(DeviceFault.UNSUPPORTED, "/proc/meminfo does not say how much memory is available")
-
-
-def host_bytes(parent: ParentInfo) -> Bytes:
-    """Room for a parent in our own anonymous memory, content undefined: no mapping of any file.
-
-    Page-aligned, and made by numpy, which asks for huge pages where it is large: programs and
-    readback then miss the TLB less often.
-
-    Raises:
-        DeviceError: OUT_OF_MEMORY.
-
-    """
-    try:
-        whole = np.empty(parent.nbytes + PAGE_BYTES, np.uint8)
-    except MemoryError as error:
-        raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {parent.nbytes} bytes: {error}") from error
-    start = -whole.ctypes.data % PAGE_BYTES
-    return whole[start : start + parent.nbytes]

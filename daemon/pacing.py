@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ LOOK_EVERY_S: Final = 0.02
 STEP_LOOK_S: Final = 0.003
 STEP_SHARE_S: Final = 0.005
 """Seconds of staging in one step of decoding. A piece that was begun is finished."""
+LULL_S: Final = 0.1
+"""How long after a step others are expected: clients that got their last token together ask again together."""
 STEP_WAIT_S: Final = 0.25
 """How long staging waits for a step to end: one that takes longer is of a size that staging cannot hurt."""
 
@@ -50,6 +53,7 @@ class PacedExecutor(ThreadPoolExecutor):
         self._turn = threading.Condition()
         self._running = 0
         self._step = -1
+        self._decoded = -math.inf
         self._spent_s = 0.0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -57,18 +61,24 @@ class PacedExecutor(ThreadPoolExecutor):
 
     def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._turn:
-            while self._running >= (1 if self._decoder.decoding else self._width):
+            while self._running >= (1 if self._beside_decoding() else self._width):
                 self._turn.wait(LOOK_EVERY_S)
             self._running += 1
         start = time.monotonic()
         try:
             return fn(*args, **kwargs)
         finally:
-            if self._decoder.decoding:
+            if self._beside_decoding():
                 self._account(time.monotonic() - start)
             with self._turn:
                 self._running -= 1
                 self._turn.notify()
+
+    def _beside_decoding(self) -> bool:
+        now = time.monotonic()
+        if self._decoder.decoding:
+            self._decoded = now
+        return now - self._decoded < LULL_S
 
     def _account(self, seconds: float) -> None:
         """Count what was spent in this step; when it is enough, wait for the next.

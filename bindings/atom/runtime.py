@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import torch
 
-from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import Allocation, Sequence, Step
+from rowlock.bindings.host_arena import HostArena
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.runtime import DecoderRuntime
-from rowlock.bindings.weights import host_bytes, host_rows
+from rowlock.bindings.weights import host_rows
 
 
 class HostCopies:
@@ -24,7 +24,8 @@ class HostCopies:
     def __init__(self, memory: RowMemory, allocations: Mapping[str, Allocation]) -> None:
         self._memory = memory
         self._allocations = allocations
-        self._bytes: dict[str, Bytes] = {name: host_bytes(item.parent) for name, item in allocations.items()}
+        arena = HostArena()
+        self._bytes = {name: arena.take(item.parent) for name, item in allocations.items()}
         self._writes_seen: dict[str, int] = {}
 
     @property

@@ -9,9 +9,10 @@ import torch
 
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.faults import FaultFile, with_faults
+from rowlock.bindings.host_arena import HostArena
 from rowlock.bindings.memory import Storage
 from rowlock.bindings.model.layout import ParentInfo
-from rowlock.bindings.weights import host_bytes, host_rows
+from rowlock.bindings.weights import host_rows
 
 
 class HostDevice:
@@ -24,15 +25,17 @@ class HostDevice:
 
     def __init__(self, faults: FaultFile | None = None) -> None:
         self._faults = faults
+        self._arena = HostArena()
 
     def create(self, parent: ParentInfo) -> Storage:
-        return with_faults(HostStorage(parent), self._faults)
+        return with_faults(HostStorage(parent, self._arena.take(parent)), self._faults)
 
     def fence(self) -> None:
         """Nothing to wait for."""
 
     def emptied(self) -> None:
         """Nothing is counted anywhere else."""
+        self._arena.forget()
 
     def probe(self) -> None:
         """Host memory always answers."""
@@ -41,8 +44,8 @@ class HostDevice:
 class HostStorage:
     """Our own memory, on the host."""
 
-    def __init__(self, parent: ParentInfo) -> None:
-        self._bytes: Bytes = host_bytes(parent)
+    def __init__(self, parent: ParentInfo, data: Bytes) -> None:
+        self._bytes = data
         self.tensor = host_rows(parent, self._bytes)
 
     @property

@@ -17,16 +17,16 @@ from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError
 from rowlock.bindings.checkpoint.hashing import hash_groups
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
-from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters
+from rowlock.bindings.host_arena import HostArena
 from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.table import BlockTable
 from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.decoder import Decoder, Programs, Span
 from rowlock.bindings.model.layout import Layout, layout_of
-from rowlock.bindings.weights import host_bytes, host_rows
+from rowlock.bindings.weights import host_rows
 from rowlock.daemon.prefill.engine import Block, EngineOptions, States, Work
 from rowlock.daemon.prefill.fitting import geometry_of
 from rowlock.daemon.prefill.protocol.hello import SourceFacts
@@ -169,7 +169,8 @@ def _load(options: EngineOptions) -> Loaded:
     with Checkpoint.open(options.checkpoint) as checkpoint:
         config = parse_config(checkpoint.directory, checkpoint.config)
         layout = layout_of(checkpoint, config)
-        images: dict[str, Bytes] = {name: host_bytes(parent) for name, parent in layout.parents.items()}
+        arena = HostArena()
+        images = {name: arena.take(parent) for name, parent in layout.parents.items()}
         tensors = []
         for name, placement in layout.placements.items():
             data = images[placement.parent][placement.offset : placement.offset + placement.tensor.nbytes]

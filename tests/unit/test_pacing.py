@@ -85,3 +85,17 @@ def test_a_step_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest
     with PacedExecutor(2, decoding, decoding.rest) as executor:
         executor.submit(int).result(30)
     assert sum(decoding.rests) == pytest.approx(STEP_WAIT_S, abs=2 * STEP_LOOK_S)
+
+
+def test_a_lull_between_requests_is_still_beside_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "LULL_S", 1000.0)
+    running, decoding = Running(), Decoding()
+    with PacedExecutor(3, decoding, decoding.rest) as executor:
+        executor.submit(int).result(30)
+        decoding.decoding = False
+        pieces = [executor.submit(running.piece) for _ in range(2)]
+        assert running.entered.acquire(timeout=30)
+        assert not running.entered.acquire(timeout=0.1), "a second piece ran though clients ask again at once"
+        running.release.set()
+        for piece in pieces:
+            piece.result(30)
