@@ -20,6 +20,7 @@ USUAL_MIN = {
     "copy_fresh": 1.5,
     "blake3": 2.5,
     "compare": 4.0,
+    "scan": 8.0,
     "durable": 0.1,
 }
 """GB/s below which a machine of this kind is not itself: a run that finds less says nothing about anything."""
@@ -32,7 +33,7 @@ def measure_limits(path: Path, threads: int) -> dict[str, float]:
 
     ``read``: page-cached file into warm memory. ``read_fresh``: into fresh memory.
     ``copy`` and ``copy_fresh``: memory to warm, and to fresh, memory. ``blake3``: groups of
-    64 KiB. ``compare``: two buffers as integers. ``durable``: write and fsync of as many bytes.
+    64 KiB. ``compare``: two buffers as integers. ``scan``: one buffer, read only. ``durable``: write and fsync of as many bytes.
     """
     size = path.stat().st_size // CHUNK * CHUNK
     source = np.fromfile(path, np.uint8, size)
@@ -72,6 +73,7 @@ def measure_limits(path: Path, threads: int) -> dict[str, float]:
             "copy_fresh": copy_fresh,
             "blake3": on_all(hash_groups),
             "compare": compare,
+            "scan": on_all(lambda span: source[span].view(np.int16).max()),
         }
         hold_memory(2 * size)
         return {name: round(size / 1e9 / _median_seconds(job), 2) for name, job in jobs.items()}

@@ -11,7 +11,7 @@ others are stopped. Prompts are random words, new ones for every question, so th
 - *prefill_512*: 512 over the seconds to the first token of a prompt of 512.
 - *first_token_ms*: of a prompt of 16; *token_ms*: 1000 / *decode_1*.
 - *ready_s*: from the start of the process to readiness.
-- *of_floor*: decode_1 over what reading the weights once per token at the memory bandwidth of this run allows.
+- *of_floor*: decode_1 over what reading the weights once per token allows, at the speed at which all threads read memory in this run.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def rowlock(checkpoint: Path, threads: int, work: Path) -> Iterator[Server]:
 def vllm(python: Path, checkpoint: Path, threads: int, work: Path) -> Iterator[Server]:
     port, log, start = free_port(), work / "vllm.log", time.perf_counter()
     command = [
-        str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), "--served-model-name", "peer",
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
+        "--served-model-name", "peer",
         "--dtype", "bfloat16", "--port", str(port), "--max-model-len", "2048", "--no-enable-prefix-caching",
     ]  # fmt: skip
     environment = {
@@ -263,7 +264,7 @@ def report(
     path: Path | None,
 ) -> None:  # fmt: skip
     weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    floor = limits["copy"] * 1e9 / weights
+    floor = limits["scan"] * 1e9 / weights
     medians: dict[str, dict[str, float]] = {}
     for name, results in runs.items():
         medians[name] = {key: round(statistics.median(run[key] for run in results), 2) for key in results[0]}
@@ -271,7 +272,7 @@ def report(
         medians[name] |= {"of_floor": round(medians[name]["decode_1"] / floor, 2)}
     keys = list(next(iter(medians.values())))
     print(
-        f"{checkpoint.name}: medians of {len(next(iter(runs.values())))} alternating runs; copy {limits['copy']} GB/s"
+        f"{checkpoint.name}: medians of {len(next(iter(runs.values())))} alternating runs; scan {limits['scan']} GB/s"
     )
     print("".join(f"{name:>16}" for name in ["", *medians]))
     for key in keys:
