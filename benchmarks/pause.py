@@ -1,9 +1,10 @@
 """What clients see of a whole-model B2: tokens per second while it stages, gaps, and the pause.
 
-    python benchmarks/pause.py --checkpoint DIR [--clients 4] [--runs 5] [--json FILE]
+    python benchmarks/pause.py --checkpoint DIR [--clients 4] [--tokens 32] [--runs 5] [--json FILE]
 
-Clients ask for one answer of 32 tokens after another, as streams. Each run measures them idle
-for a while, then moves the owner to a target in which every row differs.
+Clients ask for one answer of so many tokens after another, as streams: with few of them the gaps contain
+prompts, and all the way from one answer to the next question; with many, steps of decoding alone. Each run
+measures them idle for a while, then moves the owner to a target in which every row differs.
 
 - *rate*: tokens per second of all clients together, while it stages (from the call to the
   JOURNALED event, before requests give way) and idle.
@@ -32,7 +33,7 @@ from rowlock.cli.client import Client
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import inference_pb2, owner_pb2
 
-PROMPT, TOKENS = "Once upon a time", 32
+PROMPT = "Once upon a time"
 IDLE_S = 3.0
 
 
@@ -42,6 +43,7 @@ class Asker(threading.Thread):
 
     endpoint: str
     stop: threading.Event
+    tokens: int
     answers: list[tuple[str, list[float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,7 +54,7 @@ class Asker(threading.Thread):
     def run(self) -> None:
         client = Client(self.endpoint, None)
         while not self.stop.is_set():
-            request = inference_pb2.GenerateRequest(prompt=PROMPT, max_tokens=TOKENS, ignore_eos=True)
+            request = inference_pb2.GenerateRequest(prompt=PROMPT, max_tokens=self.tokens, ignore_eos=True)
             times: list[float] = []
             identity = ""
             for message in client.stream(client.inference.Generate, request):
@@ -68,9 +70,9 @@ def longest_gap_ms(times: list[float], start: float, stop: float) -> float:
     return max(after - before for before, after in itertools.pairwise(inside)) * 1000
 
 
-def one_run(daemon: DaemonProcess, target: Path, clients: int) -> dict[str, float]:
+def one_run(daemon: DaemonProcess, target: Path, clients: int, tokens: int) -> dict[str, float]:
     stop = threading.Event()
-    askers = [Asker(daemon.client.endpoint, stop) for _ in range(clients)]
+    askers = [Asker(daemon.client.endpoint, stop, tokens) for _ in range(clients)]
     for asker in askers:
         asker.start()
     time.sleep(1.0)  # warm
@@ -115,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path)
@@ -126,11 +129,11 @@ def main() -> None:
         runs = []
         with DaemonProcess(work / "state", arguments) as daemon:
             for index in range(options.runs + 1):
-                result = one_run(daemon, (every, base)[index % 2], options.clients)
+                result = one_run(daemon, (every, base)[index % 2], options.clients, options.tokens)
                 if index:  # the first makes the manifests
                     runs.append(result)
     medians = {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
-    print(f"{options.clients} clients, whole-model B2, medians of {len(runs)} runs")
+    print(f"{options.clients} clients, answers of {options.tokens} tokens, whole-model B2, medians of {len(runs)} runs")
     for key, value in medians.items():
         spread = sorted(run[key] for run in runs)
         print(f"  {key:<20}{value:>10.2f}   ({spread[0]:.2f} to {spread[-1]:.2f})")

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 LOOK_EVERY_S: Final = 0.02
 STEP_LOOK_S: Final = 0.003
-STEP_SHARE_S: Final = 0.005
+STEP_SHARE_S: Final = 0.003
 """Seconds of staging in one step of decoding. A piece that was begun is finished."""
 LULL_S: Final = 0.1
 """How long after a step others are expected: clients that got their last token together ask again together."""

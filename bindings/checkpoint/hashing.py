@@ -19,8 +19,8 @@ from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per job: large enough to hide the hand-over between threads."""
 
-READ_BYTES: Final = 1024 * 1024
-"""Bytes read from a file before they are hashed: they are still in the core's own cache then."""
+READ_BYTES: Final = 2 * 1024 * 1024
+"""Bytes read from a file before they are hashed: few calls, and what was read is still in a cache."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just done; from any thread."""

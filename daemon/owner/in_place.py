@@ -95,8 +95,8 @@ class InPlace(Transit):
         core, watch, layout = self.core, self.watch, self.resident.model.layout
         with watch.phase("stage"):
             self.expected = new_images(layout, self.parents, sparse=self.plan.by_digest)
+            self.before = new_images(layout, self.parents, sparse=self.plan.by_digest)
             yield from core.on_worker(self._stage)
-        self.before = new_images(layout, self.parents, sparse=self.plan.by_digest)
         jobs: list[Future[Settled]] = []
         with watch.phase("undo"):
             for parent in self.parents:
@@ -120,6 +120,8 @@ class InPlace(Transit):
         model = self.target.model
         whole = self.target.whole and plan.target_check is TargetCheck.WHOLE
         core.stager.stage(self.target.source, model.manifest, model.layout, self.expected, self.changed, whole=whole)
+        if core.scheduler.decoding and not plan.by_digest:
+            core.stager.touch(self.before)
         keep_target(core, self.target)
         self.chronicle.stage(f"{plan.groups} groups of {len(plan.changes)} tensors read and proved", groups=plan.groups)
 

@@ -30,6 +30,9 @@ from rowlock.v1.errors import OwnerError, Reason
 PIECE_BYTES: Final = 1024 * 1024
 """Bytes of one job: a millisecond or two, since beside decoding a step bears only so much of them."""
 
+TOUCH_BYTES: Final = 1024
+"""Less than a page, since numpy keeps the interpreter's lock for assignments of a few hundred values."""
+
 
 @dataclass(frozen=True)
 class Stager:
@@ -86,6 +89,15 @@ class Stager:
 
         for start, stop in chunks(tensor.info, groups, PIECE_BYTES):
             yield self.executor.submit(job, start, stop)
+
+    def touch(self, images: Images) -> None:
+        """Have the memory of images at hand: a system can take milliseconds for a page, which no step shall wait for."""
+        jobs = [
+            self.executor.submit(_touch, image[start : start + PIECE_BYTES])
+            for image in images.values()
+            for start in range(0, image.nbytes, PIECE_BYTES)
+        ]
+        _wait(jobs)
 
     def nonfinite(self, images: Images, layout: Layout) -> int:
         """How many values of whole parents are infinite or NaN."""
@@ -144,6 +156,10 @@ class Settled:
     drift: tuple[tuple[str, int, int], ...] = ()
     runs: tuple[tuple[str, int, int], ...] = ()
     nonfinite: int = 0
+
+
+def _touch(piece: Bytes) -> None:
+    piece[::TOUCH_BYTES] = 0
 
 
 def _settle_changed(old: TensorManifest, _new: TensorManifest, start: int, before: Bytes, expected: Bytes) -> Settled:

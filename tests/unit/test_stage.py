@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -183,3 +185,22 @@ def test_a_step_of_the_owner_is_bounded_in_time_only_beside_decoding() -> None:
     now[0] = 100 * SLICE_S
     assert not budget.spend(1), "there is nobody to give way to"
     assert budget.spend(SLICE_BYTES), "commands are heard all the same"
+
+
+def resident_pages(data: Bytes) -> int:
+    """How many pages of a buffer are in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    start = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    length = data.ctypes.data + data.nbytes - start
+    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+    assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) == 0
+    return sum(page & 1 for page in pages)
+
+
+def test_a_touched_image_needs_no_more_memory(stager: Stager) -> None:
+    rows = (5 << 20) // 2002
+    layout = Layout({"p": ParentInfo("p", "BF16", rows, 2002)}, {})
+    images = new_images(layout, ["p"], sparse=True)
+    assert resident_pages(images["p"]) == 0, "untouched parts of a sparse image cost memory"
+    stager.touch(images)
+    assert resident_pages(images["p"]) == -(-rows * 2002 // mmap.PAGESIZE)
