@@ -33,7 +33,8 @@ def measure_limits(path: Path, threads: int) -> dict[str, float]:
 
     ``read``: page-cached file into warm memory. ``read_fresh``: into fresh memory.
     ``copy`` and ``copy_fresh``: memory to warm, and to fresh, memory. ``blake3``: groups of
-    64 KiB. ``compare``: two buffers as integers. ``scan``: one buffer, read only. ``durable``: write and fsync of as many bytes.
+    64 KiB. ``compare``: two buffers as integers. ``scan``: one buffer, read only. ``durable``: write and fsync of as
+    many bytes.
     """
     size = path.stat().st_size // CHUNK * CHUNK
     source = np.fromfile(path, np.uint8, size)

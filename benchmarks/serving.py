@@ -11,7 +11,8 @@ others are stopped. Prompts are random words, new ones for every question, so th
 - *prefill_512*: 512 over the seconds to the first token of a prompt of 512.
 - *first_token_ms*: of a prompt of 16; *token_ms*: 1000 / *decode_1*.
 - *ready_s*: from the start of the process to readiness.
-- *of_floor*: decode_1 over what reading the weights once per token allows, at the speed at which all threads read memory in this run.
+- *of_floor*: decode_1 over what reading the weights once per token allows, at the speed at which all threads read
+  memory in this run.
 """
 
 from __future__ import annotations

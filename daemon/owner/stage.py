@@ -91,7 +91,7 @@ class Stager:
             yield self.executor.submit(job, start, stop)
 
     def touch(self, images: Images) -> None:
-        """Have the memory of images at hand: a system can take milliseconds for a page, which no step shall wait for."""
+        """Have the memory of images at hand: a system can take milliseconds for a page, and no step shall wait."""
         jobs = [
             self.executor.submit(_touch, image[start : start + PIECE_BYTES])
             for image in images.values()
