@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from rowlock.bindings.device import CacheGroupUse, CacheUse, DeviceError, DeviceFault
@@ -87,14 +89,13 @@ class PagedCache:
             self.groups = tuple(
                 GroupPages(
                     group,
-                    torch.empty(
-                        len(group.layers), group.pages, 2, config.kv_heads, size, config.head_dim,
-                        dtype=dtype, device=device,
+                    _states(
+                        (len(group.layers), group.pages, 2, config.kv_heads, size, config.head_dim), dtype, device
                     ),
                 )
                 for group in geometry.groups
             )  # fmt: skip
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise DeviceError(DeviceFault.OUT_OF_MEMORY, f"{geometry.nbytes} bytes of K/V pages: {error}") from error
         places = {
             layer: (index, at) for index, group in enumerate(geometry.groups) for at, layer in enumerate(group.layers)
@@ -183,3 +184,10 @@ class PagedCache:
             for pages in windowed
             for key in keys[self._first_page(pages, len(keys)) :]
         )
+
+
+def _states(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Room for pages, content undefined; on the host from numpy, which asks for large pages of memory."""
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
