@@ -42,6 +42,8 @@ class Point(StrEnum):
     READ_ROWS = "read_rows"
     OPEN_SEQUENCE = "open_sequence"
     ADVANCE = "advance"
+    WRITE_STATES = "write_states"
+    ADMIT_PROMPT = "admit_prompt"
     CLOSE_RUNTIME = "close_runtime"
     # phases of a transition, which contain the others
     PHASE = "phase"

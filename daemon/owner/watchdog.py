@@ -230,7 +230,7 @@ class _WatchedImporter:
 
     def open(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> PromptImport:
         with self._boundary.call(Point.OPEN_SEQUENCE, f"{len(prompt)} tokens"):
-            return _WatchedImport(self._inner.open(prompt, sampling, capacity), self._boundary.watchdog)
+            return _WatchedImport(self._inner.open(prompt, sampling, capacity), self._boundary)
 
     def fence(self) -> None:
         with self._boundary.call(Point.FENCE, "device"):
@@ -238,17 +238,17 @@ class _WatchedImporter:
 
 
 class _WatchedImport:
-    def __init__(self, inner: PromptImport, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
+    def __init__(self, inner: PromptImport, boundary: _Boundary) -> None:
+        self._boundary = boundary
         self._inner = inner
         self.wanted = inner.wanted
         self.release = inner.release
         self.quarantine = inner.quarantine
 
     def write(self, layer: int, first: int, states: States) -> None:
-        with self._watchdog.call("import"):
+        with self._boundary.call(Point.WRITE_STATES, f"layer {layer}"):
             self._inner.write(layer, first, states)
 
     def admit(self, logits: States) -> tuple[Sequence, Step]:
-        with self._watchdog.call("admit"):
+        with self._boundary.call(Point.ADMIT_PROMPT, "logits"):
             return self._inner.admit(logits)
