@@ -25,6 +25,7 @@ ENDED = {"NOOP", "PUBLISHED", "CANCELLED", "FAILED", "ROLLED_BACK", "UNLOADED", 
 class Transition:
     number: int
     request_id: str | None
+    request_digest: str
     state: str
     open: int
     generation: int | None
@@ -74,7 +75,9 @@ class Facts:
             owner[1],
             {
                 row[0]: Transition(*row[1:])
-                for row in connection.execute("SELECT id, number, request_id, state, open, generation FROM transitions")
+                for row in connection.execute(
+                    "SELECT id, number, request_id, request_digest, state, open, generation FROM transitions"
+                )
             },
             events,
             {

@@ -74,6 +74,7 @@ class Scenario:
         hook: makes a hook that lets the device fail.
         settings: of the daemon.
         releases: a quarantine may end in it.
+        drifts: bytes on the device change that nobody has told to; READY is proved again only at its end.
 
     """
 
@@ -84,6 +85,7 @@ class Scenario:
     hook: Callable[[], Hook] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     releases: bool = False
+    drifts: bool = False
 
 
 def _to(name: str, **options: Any) -> Act:
@@ -117,6 +119,14 @@ def _noop(process: Process, models: Models) -> None:
 
 def _release(process: Process, models: Models) -> None:
     process.owner.release_quarantine("somebody", "looked at the device")
+
+
+def _repair(process: Process, models: Models) -> None:
+    """A bit flips in two allocations; a verification finds it, and what it sets off puts it right."""
+    for parent in ("embed", "norm"):
+        process.device.slots[parent][77] ^= 1
+    process.verify()
+    process.settle()
 
 
 def _served(process: Process, models: Models) -> None:
@@ -231,6 +241,7 @@ SCENARIOS = {
         Scenario("restart_spoiled", ("a", "b"), None, hook=flips(1)),
         Scenario("rollback_pushed", ("a", "push"), _rollback),
         Scenario("push", ("a",), _push),
+        Scenario("repair", ("a",), _repair, drifts=True),
         Scenario("assets", ("a",), _to("assets")),
         Scenario("noop", ("a",), _noop),
         Scenario("b1", ("a",), _reload("program")),
@@ -292,6 +303,7 @@ def run(
     process = Process(disk, device, f"{scenario.name}-", hook, points, **scenario.settings)
     watch.process = process
     process.start(world.models[scenario.initial] if scenario.initial else None)
+    watch.proves_ready = not scenario.drifts
     if scenario.act is not None:
         began(disk, device, points)
         hook.armed = True

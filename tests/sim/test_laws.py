@@ -32,6 +32,7 @@ ENDS = {
     "rollback_to_first": ("PUBLISHED", "READY", 4),
     "rollback_pushed": ("PUBLISHED", "READY", 3),
     "push": ("PUBLISHED", "READY", 2),
+    "repair": ("PUBLISHED", "READY", 2),
     "assets": ("PUBLISHED", "READY", 2),
     "noop": ("NOOP", "READY", 1),
     "b1": ("PUBLISHED", "READY", 2),

@@ -55,6 +55,7 @@ class Walk:
         watch.process = process
         process.start(self.world.models["a"])
         check_recovered(process, self.world.truth, promised)
+        watch.proves_ready = not scenario.drifts
         self._act(process, hook, scenario, watch)
         process.close()
         image = self._rng.choice(camera.images)
