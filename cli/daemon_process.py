@@ -55,7 +55,7 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._environment, "ROWLOCK_RUNTIME_DIR": self._runtime.name},
+                env={**os.environ, "ROWLOCK_RUNTIME_DIR": self._runtime.name, **self._environment},
             )
         self.client = Client(f"unix:{socket}", timeout_s=None)
         try:

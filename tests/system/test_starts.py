@@ -8,7 +8,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,40 +175,48 @@ def test_an_upgrade_with_an_open_transition(tiny: Path, target: Path, tmp_path: 
         assert states(transition(daemon, target=str(target)))[-1] == "PUBLISHED"
 
 
-HOLDER = """
-import os, subprocess, sys, time
-from rowlock.daemon.lock import DeviceLock
-lock = DeviceLock("cpu")
-spawned = subprocess.Popen(["sleep", "600"], close_fds=False)
-forked = os.fork()
-if forked == 0:
-    time.sleep(600)
-print(spawned.pid, forked, flush=True)
-time.sleep(600)
+PARENT = """
+import os, subprocess, sys, threading, time
+
+def have_children():
+    while not os.path.exists(os.environ["ROWLOCK_RUNTIME_DIR"] + "/cpu.lock"):
+        time.sleep(0.01)
+    spawned = subprocess.Popen(["sleep", "600"], close_fds=False).pid
+    forked = os.fork()
+    if not forked:
+        time.sleep(600)
+    with open(os.environ["CHILDREN"] + ".new", "w") as file:
+        file.write(f"{spawned} {forked}")
+    os.rename(file.name, os.environ["CHILDREN"])
+
+if "serve" in sys.orig_argv:
+    threading.Thread(target=have_children, daemon=True).start()
 """
+"""Something in the daemon's process, as a vendor's library might be, that spawns a child and forks another."""
 
 
 def test_the_lock_is_free_after_a_kill_although_children_live(tiny: Path, tmp_path: Path) -> None:
-    """One was spawned, one forked: neither keeps what the killed process held."""
-    runtime = tmp_path / "run"
-    environment = {**os.environ, "ROWLOCK_RUNTIME_DIR": str(runtime)}
-    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env=environment) as holder:
-        assert holder.stdout is not None
-        children = [int(pid) for pid in holder.stdout.readline().split()]
+    """Neither keeps what the killed daemon held, and nobody else has it while that one lives."""
+    runtime, listed, site = tmp_path / "run", tmp_path / "children", tmp_path / "site"
+    runtime.mkdir()
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(PARENT)
+    environment = {"ROWLOCK_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(site), "CHILDREN": str(listed)}
+    with DaemonProcess(tmp_path / "state", ["--checkpoint", str(tiny), *THREADS], environment) as daemon:
+        while not listed.exists():
+            assert daemon.process.poll() is None
+        children = [int(pid) for pid in listed.read_text().split()]
         try:
-            refused = rowlock(
-                "serve", "--state", tmp_path / "s", "--socket", tmp_path / "x", ROWLOCK_RUNTIME_DIR=str(runtime)
-            )
-            assert (refused.code, f"owned by process {holder.pid}" in refused.err) == (3, True)
-            holder.kill()
-            holder.wait()
+            other = refused_start(tmp_path / "other", runtime)
+            assert (other.code, f"owned by process {daemon.process.pid}" in other.err) == (3, True)
+            daemon.process.kill()
+            daemon.process.wait()
             for pid in children:
                 os.kill(pid, 0)  # alive
-            doctor = subprocess.run(
-                [sys.executable, "-c", "from rowlock.daemon.lock import DeviceLock; DeviceLock('cpu')"],
-                env=environment, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            assert doctor.returncode == 0, doctor.stderr
+            with DaemonProcess(tmp_path / "state", THREADS, {"ROWLOCK_RUNTIME_DIR": str(runtime)}) as again:
+                assert owner(again).generation == 1
+                for pid in children:
+                    os.kill(pid, 0)  # and still
         finally:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
