@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,30 @@ def test_after_a_failed_close_everything_is_kept(tiny: Path, tmp_path: Path, tar
         row = owner.owner.journal.find(record.id)
         assert row is not None
         assert row.state == "QUARANTINED"
+
+
+def test_after_a_call_that_never_came_back_leases_and_pages_are_kept(tiny: Path, tmp_path: Path) -> None:
+    """Its step may still read the weights and write the pages: nothing of either is given to anybody else."""
+    with running_owner(tmp_path / "state", tiny, call_timeout_s=1.0) as owner:
+        runtime, live = owner.core.resident.runtime, set(storage_of(owner)._live)
+        running, others = owner.ask("abc", 1500), [owner.ask("xyz", 1500) for _ in range(2)]
+        for answer in (running, *others):
+            answer.wait_token()
+        held = threading.Event()
+        inner = runtime._inner
+        step, inner.advance = inner.advance, lambda sequences: held.wait(60) and step(sequences)
+        for answer in (running, *others):
+            with pytest.raises(OwnerError) as caught:
+                answer.wait()
+            assert caught.value.reason is Reason.QUARANTINED
+        for _ in ("while the call hangs", "when it came back, and the thread has ended"):
+            assert [lease.generation for lease in owner.owner.view.leases] == [1, 1, 1]
+            assert owner.core.scheduler.active == 3
+            assert inner.cache.groups[0].in_use >= 3
+            assert owner.core.resident.runtime is runtime
+            assert set(storage_of(owner)._live) == live
+            held.set()
+            owner.owner._thread.join(30)
 
 
 def test_a_good_transition_keeps_nothing_of_itself(owner: OwnerHarness, target: Path) -> None:
