@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from support.checkpoints import EMBED, change_rows, negate
 from support.commands import rowlock
-from support.daemons import answer, owner, transition
+from support.daemons import answer, owner, refused, states, transition
 from support.kill_file import KillOrder, Place
 
 from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import owner_pb2
+from rowlock.v1.errors import Reason
 
 B2, B1 = owner_pb2.REQUIRE_B2, owner_pb2.REQUIRE_B1
 
@@ -108,6 +109,7 @@ def check(base: Path, target: Path, directory: Path, kill: Kill) -> None:
         assert (verified.ok, verified.weights) == (True, (new if kill.is_new else old).weights)
         check_history(endpoint, kill)
         assert rowlock("history", "--verify", "--since", head, endpoint=endpoint).code == 0
+        check_request_id(again, base, target, kill)
         assert transition(again, target=str(target))[-1].state in (
             owner_pb2.TRANSITION_STATE_NOOP if kill.is_new else owner_pb2.TRANSITION_STATE_PUBLISHED,
         ), "nothing is in the way of the next"
@@ -115,6 +117,15 @@ def check(base: Path, target: Path, directory: Path, kill: Kill) -> None:
 
 def plan(daemon: DaemonProcess, target: Path) -> owner_pb2.Plan:
     return daemon.client.call(daemon.client.owner.Plan, owner_pb2.PlanRequest(target=str(target))).plan
+
+
+def check_request_id(daemon: DaemonProcess, base: Path, target: Path, kill: Kill) -> None:
+    """Once durable it is the killed transition's: for the same request the same transition, for another none."""
+    if kill.outcome:
+        same = transition(daemon, target=str(target), require=kill.level, request_id="killed")
+        assert states(same)[-1] == kill.outcome
+        other = refused(daemon, target=str(base), require=kill.level, request_id="killed")
+        assert other.reason == Reason.REQUEST_ID_REUSED
 
 
 def check_history(endpoint: str, kill: Kill) -> None:
