@@ -139,6 +139,7 @@ def faults() -> str:
         "  without the fault. `refused` comes before anything was begun; `the owner thread is given up`: the watchdog fired.",
         "- `always`: from then on, every time. `device lost`: from then on every device call fails. `journal lost`: from then on",
         "  nothing can be written to the journal; a quarantine that cannot be recorded lasts as long as its process.",
+        "- `embed:2`: the second write to, or read of, `embed` in that phase; rows with the same outcome are one.",
         "- `neighbour`, `next_group`, `other_parent`, `kv`: the write also hits the next row, the next group, an allocation that the",
         "  transition does not touch, the K/V pool. No sequence lives during a write, so nothing is left to hit in the pool.",
         "- With `verify = parents` a stray write into an allocation that is not touched is not read before the publish: it is found",

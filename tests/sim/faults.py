@@ -14,6 +14,7 @@ import json
 import sqlite3
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +56,10 @@ SUSPECTS = {"other_parent once"}
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a fault happens: an operation on a subject, in a phase of a scenario."""
+    """Where a fault happens: an operation on a subject, in a phase of a scenario.
+
+    The second write to an allocation in a phase is one to ``embed:2``, and so on; reads likewise.
+    """
 
     scenario: str
     phase: str
@@ -66,7 +70,14 @@ class Place:
     def faults(self) -> tuple[str, ...]:
         if self.operation in DEVICE_FAULTS:
             return DEVICE_FAULTS[self.operation]
-        return COMMIT_FAULTS if self.operation.startswith("commit") else FILE_FAULTS
+        if self.operation.startswith("commit"):
+            return COMMIT_FAULTS
+        return FILE_FAULTS[:2] if self.operation == "read" else FILE_FAULTS
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Operation and subject, whichever of them in a row it is."""
+        return self.operation, self.subject.partition(":")[0]
 
 
 def verify_all(process: Process, models: Any) -> None:
@@ -95,7 +106,7 @@ ONLY_PHASES = {
     "b1_failed": ("restore",),
     "b2_all": ("apply", "verify"),
     "b2_served": ("",),
-    "rollback": ("stage", "apply"),
+    "rollback": ("", "stage", "apply"),
     "push": ("", "stage", "apply"),
 }
 """Scenarios whose other phases are those of another scenario."""
@@ -117,15 +128,18 @@ class Injector:
         self._fault = fault
         self._commit = ""
         self._begun = False
-        self._fences = 0
+        self._calls: Counter[tuple[str, str]] = Counter()
 
     def arm(self) -> None:
         self.armed = self._own.armed = True
+        self._calls.clear()
 
     def device(self, device: Device, operation: str, subject: str) -> str:
-        if operation == "fence":
-            self._fences += 1
-            subject = str(self._fences)
+        subject = subject or "device"
+        if operation in {"fence", "write_rows", "read_rows"}:
+            self._calls[operation, subject] += 1
+            number = self._calls[operation, subject]
+            subject = f"{subject}:{number}" if number > 1 else subject
         if not self._hits(operation, subject):
             return self._own(device, operation, subject)
         return self._device_effect(operation)
@@ -134,13 +148,13 @@ class Injector:
         store = next((item for item in STORES if path.startswith(f"/var/state/{item}")), "")
         if store == "journal.sqlite":
             self._journal(operation, path)
-        elif store and operation != "read" and self._hits(operation, store):
+        elif store and self._hits(operation, store):
             code = errno.ENOSPC if "space" in self._fault else errno.EIO
             raise OSError(code, f"injected: {operation}", path)
 
     def _at(self, point: Point, moment: Moment, _subject: str) -> None:
         if point is Point.PHASE:
-            self._fences = 0
+            self._calls.clear()
         if point.startswith("commit"):
             self._commit = point.value if moment is Moment.BEFORE else ""
             if self._commit:
@@ -174,8 +188,9 @@ class Injector:
             return False
         if self._begun and self._fault == "device lost":
             return operation in DEVICE_FAULTS
-        here = Place(self._scenario.name, self.points.phase, operation, subject) == self._place
-        again = self._fault.endswith("always") and (operation, subject) == (self._place.operation, self._place.subject)
+        place = Place(self._scenario.name, self.points.phase, operation, subject)
+        here = place == self._place
+        again = self._fault.endswith("always") and place.kind == self._place.kind
         if (here and not self._begun) or (self._begun and again):
             self._begun = True
             return True

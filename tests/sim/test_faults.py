@@ -39,10 +39,14 @@ def test_the_table_has_every_kind_of_fault() -> None:
         "next_group once", "other_parent once", "kv once", "stale once", "out of memory once", "hang", "device lost",
         "raises, committed", "raises, not committed", "raises, not synced", "journal lost", *FILE_FAULTS,
     }  # fmt: skip
+    subjects = {subject for rows in golden().values() for row in rows for subject in row["subjects"].split()}
+    assert subjects >= {"embed", "embed:2", "embed:3", "norm:2", "device:2", "undo", "manifests"}, (
+        "each write, each read"
+    )
     failed = {(row["phase"], row["operation"]) for rows in golden().values() for row in rows}
     assert failed >= {
         ("apply", "write_rows"), ("apply", "fence"), ("verify", "read_rows"), ("restore", "write_rows"),
         ("restore", "fence"), ("restore", "read_rows"), ("restore", "close_runtime"), ("undo_file", "sync"),
         ("undo_file", "rename"), ("undo_file", "sync_directory"), ("publish", "commit_publish"),
-        ("drain", "commit_intent"),
+        ("drain", "commit_intent"), ("", "read"),
     }  # fmt: skip
