@@ -22,11 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ("bindings", "cli", "daemon", "journal", "proto", "src")
 LAWS = (
     "tests/sim/test_laws.py",
-    "tests/sim/test_crash.py",
     "tests/sim/test_public_reports.py",
+    "tests/unit/test_files.py",
+    "tests/system/test_serving.py::test_no_prefix_outlives_its_identity",
+    "tests/sim/test_crash.py",
     "tests/sim/test_machine.py",
     "tests/sim/test_reasons.py",
-    "tests/unit/test_files.py",
 )
 """The tests of the laws: all of them, the quickest first. The table of faults is no law."""
 

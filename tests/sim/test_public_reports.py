@@ -12,7 +12,7 @@ from support.checkpoints import EMBED, K0, change_rows, negate, read_tensor
 from rowlock.bindings.checkpoint import hashing
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.plan import Require
-from rowlock.daemon.owner import images
+from rowlock.daemon.owner import images, in_place, install, stage
 from rowlock.daemon.owner.admission import Admission
 from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.retention import Retention
@@ -178,16 +178,35 @@ def test_no_parameter_is_too_small_to_be_written(process: Process, models: Model
         base = target
 
 
-@pytest.mark.parametrize("groups", [1, 10, 1000])
-def test_the_size_of_batches_changes_no_byte(models: Models, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((hashing, "CHUNK_BYTES"), (images, "SLICE_BYTES"), (images, "COMPARE_BYTES")):
-        monkeypatch.setattr(module, name, groups * 64 * 1024)
-    process = Process(Disk(), Device(), "p").start(models["a"])
-    assert ended(process, process.transition(models["b"], Require.B2)) == "PUBLISHED"
-    assert holds(process, models["b"])
-    assert ended(process, process.rollback()) == "PUBLISHED"
-    assert holds(process, models["a"])
-    process.close()
+BATCHES = (
+    (hashing, "CHUNK_BYTES"), (hashing, "READ_BYTES"), (stage, "PIECE_BYTES"), (install, "COMPARE_BYTES"),
+    (images, "SLICE_BYTES"), (images, "READ_BYTES"), (images, "COMPARE_BYTES"),
+    (in_place, "READ_BYTES"), (in_place, "COMPARE_BYTES"),
+)  # fmt: skip
+"""What is read, digested, settled and compared at a time, wherever it is said."""
+
+
+def test_the_size_of_batches_changes_no_byte(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan, 1, 10 and 1000 groups at a time."""
+    found, calls = set(), {}
+    for groups in (1, 10, 1000):
+        for module, name in BATCHES:
+            monkeypatch.setattr(module, name, groups * 64 * 1024)
+        monkeypatch.setattr(hashing.chunks, "__defaults__", (groups * 64 * 1024,))
+        device: list[str] = []
+        process = Process(Disk(), Device(), "p", lambda _device, what, _on, told=device: told.append(what) or "")
+        process.start(models["a"])
+        assert ended(process, process.transition(models["b"], Require.B2)) == "PUBLISHED"
+        assert holds(process, models["b"])
+        resident = process.owner.view.resident
+        assert resident is not None
+        found.add((resident.model.identity, process.device.digest()))
+        assert ended(process, process.rollback()) == "PUBLISHED"
+        assert holds(process, models["a"])
+        process.close()
+        calls[groups] = device.count("read_rows")
+    assert len(found) == 1
+    assert calls[1] > calls[10], "they were batches of other sizes"
 
 
 def test_the_order_and_size_of_pushed_batches_change_no_byte(models: Models) -> None:
