@@ -23,8 +23,8 @@ from sim.scenarios import SCENARIOS, World, prepare, run
 
 OF_IMPORTS = (Point.WRITE_STATES, Point.ADMIT_PROMPT)
 """Only an owner whose prompts a source computes comes by these; the simulated device takes none in."""
-WRITERS = {"os", "shutil", "tempfile", "io", "mmap"}
-PATH_WRITES = {"write_bytes", "write_text", "touch", "mkdir", "unlink", "rmdir", "rename", "symlink_to", "hardlink_to"}
+WRITERS = {"os", "shutil", "tempfile", "io"}
+PATH_WRITES = {"write_bytes", "write_text", "mkdir", "unlink", "rmdir", "rename", "symlink_to", "hardlink_to"}
 SRC = Path(__file__).resolve().parents[2] / "src" / "rowlock"
 
 
