@@ -11,9 +11,10 @@ Life of an allocation::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rowlock.bindings.checkpoint.tensors import Bytes
@@ -114,6 +115,7 @@ class DeviceFacts:
         execution: how programs run: ``native``, ``reference`` or ``host-reference``.
         imports: K/V that was computed elsewhere can be imported.
         host_memory: weights lie in host memory, and the caller's own thread copies them.
+        batch_max: requests that a prepared variant may be for; 0: as many as run.
         test_options: fault injection and the like; empty in production.
 
     """
@@ -126,6 +128,7 @@ class DeviceFacts:
     execution: str
     imports: bool = False
     host_memory: bool = False
+    batch_max: int = 0
     test_options: tuple[str, ...] = ()
 
 
@@ -200,6 +203,11 @@ Step = int | None | DeviceError | Preempted
 """What one step gave a sequence: a token; None: none yet; an error that is its own; or it was preempted."""
 
 
+def never() -> bool:
+    """Of a call that nobody gives up."""
+    return False
+
+
 @dataclass(frozen=True)
 class Variant:
     """A shape to be ready for.
@@ -220,6 +228,22 @@ class Variant:
 
     def __str__(self) -> str:
         return f"batch {self.batch}, length {self.length}"
+
+
+@dataclass(frozen=True)
+class BuiltPrograms:
+    """Programs that are ready to be loaded by an owner.
+
+    Attributes:
+        directory: where they are kept.
+        programs: name -> digest.
+        built: how many of them were not there before.
+
+    """
+
+    directory: Path
+    programs: Mapping[str, str]
+    built: int
 
 
 @dataclass(frozen=True)
@@ -282,7 +306,7 @@ class Runtime(Protocol):
 
     @property
     def programs(self) -> Mapping[str, str]:
-        """Digest of each compiled program, by name: the same for the life of the runtime. Empty where none is."""
+        """Digest of each compiled program, by name: the same for its life, but for what ``add_variant`` adds."""
         ...
 
     @property
@@ -293,6 +317,13 @@ class Runtime(Protocol):
     @property
     def cache(self) -> CacheUse:
         """How its K/V is used now."""
+        ...
+
+    def add_variant(self, variant: Variant) -> None:
+        """Load the programs of a further shape, which ``Binding.prepare`` has made. Touches no weight. Idempotent.
+
+        After a DeviceError the runtime is as before.
+        """
         ...
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
@@ -346,16 +377,19 @@ class Binding(Protocol):
         """The layout with every placement marked that rows cannot be written to, and why."""
         ...
 
-    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
-        """Make ready what a runtime of this model will need, without touching the device. May take minutes.
+    def prepare(
+        self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...], given_up: Callable[[], bool] = never
+    ) -> None:
+        """Make the programs that a runtime of this model needs for these shapes, without touching the device.
 
-        The one call that comes from a worker thread, while requests run. Raises DeviceError
-        where a runtime could not be created; CAPACITY, where it could never run one of ``variants``.
+        Without ``variants`` those that any request can be computed with. May take minutes, and is the one call that
+        comes from a worker thread, while requests run. Raises DeviceError where a runtime could not be created, or
+        soon after ``given_up`` says so; CAPACITY, where it could never run one of ``variants``.
         """
         ...
 
-    def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
-        """Allocate every parent, content undefined, and prepare the programs.
+    def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> Runtime:
+        """Allocate every parent, content undefined, and load the programs that ``prepare`` has made for the same.
 
         After an error nothing of it is left.
         """

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -17,10 +17,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rowlock.cli.client import EXIT_UNREACHABLE, Client, ClientError
 
-START_S: Final = 240.0
-"""Loading torch and a vendor's library takes minutes on a machine that is busy with much else."""
+START_LOOKS: Final = 240
+"""Of a second each: loading torch and a vendor's library takes minutes on a machine that is busy with much else. Looks
+are counted, not time, of which a machine may spend some asleep."""
 STOP_S: Final = 30.0
 LOG_TAIL: Final = 2000
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Another way to start the daemon than as whoever asks for it.
+
+    Attributes:
+        command: before the interpreter's path; it becomes another user.
+        user: that user's id; it is given the directories of the daemon.
+
+    """
+
+    command: tuple[str, ...]
+    user: int
 
 
 class DaemonProcess:
@@ -31,27 +46,38 @@ class DaemonProcess:
         options: further options of ``rowlock serve``.
         environment: further variables.
         ready: wait until a model is resident; else only until the daemon answers.
+        launcher: None: it runs as whoever asks for it.
 
     """
 
     def __init__(
-        self, state: Path, options: list[str], environment: Mapping[str, str] | None = None, *, ready: bool = True
+        self,
+        state: Path,
+        options: list[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        ready: bool = True,
+        launcher: Launcher | None = None,
     ) -> None:
         self._state = state
         self.log = state / "daemon.log"
         self._options = options
         self._environment = environment or {}
         self._service = "" if ready else "rowlock.v1.OwnerService"
+        self._launcher = launcher
 
     def __enter__(self) -> Self:
         self._state.mkdir(parents=True, exist_ok=True)
         # Socket paths are limited to 107 bytes, so not below the state directory.
         self._runtime = tempfile.TemporaryDirectory(prefix="rowlock-")
         socket = Path(self._runtime.name) / "cpu.sock"
+        if self._launcher is not None:
+            for directory in (self._state, Path(self._runtime.name)):
+                os.chown(directory, self._launcher.user, -1)
         arguments = ["serve", "--state", str(self._state), "--socket", str(socket), *self._options]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rowlock.cli", *arguments],
+                [*(self._launcher.command if self._launcher else ()), sys.executable, "-m", "rowlock.cli", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -82,10 +108,11 @@ class DaemonProcess:
 
     def _wait_ready(self) -> None:
         """Until the daemon, or a model in it, is healthy. Raises ClientError with the end of the log."""
-        deadline = time.monotonic() + START_S
         with grpc.insecure_channel(self.client.endpoint) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            while time.monotonic() < deadline and self.process.poll() is None:
+            for _ in range(START_LOOKS):
+                if self.process.poll() is not None:
+                    break
                 try:
                     request = health_pb2.HealthCheckRequest(service=self._service)
                     for answer in stub.Watch(request, timeout=1, wait_for_ready=True):

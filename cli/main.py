@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "status": "What the owner is doing.",
     "transition": "Move the owner to a checkpoint, as a transaction.",
     "unload": "Close the model; the owner is EMPTY.",
-    "prepare": "Have a running owner be ready for requests of a shape.",
+    "prepare": "Be ready for requests of a shape, or build programs ahead.",
     "verify": "Read the whole model back and compare it with its identity.",
 }
 

@@ -54,9 +54,9 @@ def command(
 
     Not for hand use: `rowlock serve --prefill subprocess` starts it.
     """
+    from rowlock.bindings.parent import end_with_parent  # noqa: PLC0415
     from rowlock.daemon.prefill.engine import EngineOptions, load_factory  # noqa: PLC0415
     from rowlock.daemon.prefill.pacing import PacedEngine  # noqa: PLC0415
-    from rowlock.daemon.prefill.parent import end_with_parent  # noqa: PLC0415
     from rowlock.daemon.prefill.protocol.frames import FrameError  # noqa: PLC0415
     from rowlock.daemon.prefill.protocol.link import Link  # noqa: PLC0415
     from rowlock.daemon.prefill.worker import Worker  # noqa: PLC0415

@@ -20,11 +20,13 @@ from rowlock.bindings.device import Variant
 from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.bindings.planner import Policy
+from rowlock.daemon.device_kinds import DEVICE_KINDS
 from rowlock.daemon.lock import runtime_directory
 from rowlock.daemon.owner.drift import DriftPolicy, Upkeep
 from rowlock.daemon.owner.options import Drain, Options
 from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.owner.scheduler import ACTIVE_MAX
+from rowlock.daemon.owner.warmup import batch_problem
 from rowlock.daemon.prefill.protocol.frames import TOKENS_MAX, Mode
 from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.daemon.settings import HttpSettings, Settings, TlsSettings
@@ -351,7 +353,7 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
         upkeep=_upkeep(values.get("drift", {})),
         retention=Retention(**values.get("retention", {})),
         stall_s=api.get("stall_s", Settings.stall_s),
-        **_serving(values.get("serving", {})),
+        **_serving(device, values.get("serving", {})),
         tls=_tls(values.get("tls")),
         http=_http(values.get("http", {}), given.get("http")),
         fault_file=given.get("fault_file"),
@@ -362,9 +364,14 @@ def build_settings(values: Mapping[str, Mapping[str, Any]], overrides: Mapping[s
     )
 
 
-def _serving(serving: Mapping[str, Any]) -> dict[str, Any]:
+def _serving(device: str, serving: Mapping[str, Any]) -> dict[str, Any]:
     limits = {key: serving[key] for key in ("cache_bytes", "page_tokens") if key in serving}
     variants, warmup = serving.get("variants", ()), serving.get("warmup", False)
+    kind = DEVICE_KINDS.get(device.partition(":")[0])
+    for variant in variants:
+        problem = batch_problem(device, kind.batch_max if kind else 0, variant)
+        if problem:
+            raise ConfigError(problem)
     if warmup and not variants:
         raise ConfigError("serving.warmup has nothing to run: name serving.variants")
     slots = serving.get("slots", Settings.slots)

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from rowlock.bindings.address import DeviceAddress
-from rowlock.bindings.device import Binding
+from rowlock.bindings.device import Binding, BuiltPrograms, Variant
 from rowlock.bindings.finding import Finding
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.layout import Layout
+from rowlock.bindings.rngd.shape import BATCH_MAX
 from rowlock.daemon.environments import Environment, Visibility
 from rowlock.daemon.settings import Settings
 
@@ -30,6 +33,9 @@ class DeviceKind:
             do without hardware. None where nothing can be missing.
         environment: that it needs, or None for the project's own.
         visibility: how its library is shown one device only; None where the library has no way.
+        make_ahead: builds the programs of a model for the variants that are given, without the device. None where
+            there is nothing to build: any shape runs at any time, or graphs come compiled.
+        batch_max: see DeviceFacts.
         node: of device N, with ``{}`` for N; None where there is none. What is there is locked, beside our own file.
 
     """
@@ -39,6 +45,8 @@ class DeviceKind:
     probe: Callable[[DeviceAddress, bool], Iterator[Finding]] | None = None
     environment: Environment | None = None
     visibility: Visibility | None = None
+    make_ahead: Callable[[Settings, ModelConfig, Layout, tuple[Variant, ...]], BuiltPrograms] | None = None
+    batch_max: int = 0
     node: str | None = None
 
     def node_of(self, address: DeviceAddress) -> Path | None:
@@ -82,11 +90,23 @@ def _open_rngd(address: DeviceAddress, settings: Settings) -> Binding:
 
     return open_rngd(
         address,
-        settings.programs or settings.state / "programs",
+        _programs_of(settings),
         without_hardware=settings.without_hardware,
         fault_file=settings.fault_file,
         placement_file=settings.placement_file,
     )
+
+
+def _make_ahead_rngd(
+    settings: Settings, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]
+) -> BuiltPrograms:
+    from rowlock.bindings.rngd.binding import make_ahead  # noqa: PLC0415 - see the module's text
+
+    return make_ahead(_programs_of(settings), config, layout, variants, without_hardware=settings.without_hardware)
+
+
+def _programs_of(settings: Settings) -> Path:
+    return settings.programs or settings.state / "programs"
 
 
 def _probe_rngd(address: DeviceAddress, without_hardware: bool) -> Iterator[Finding]:
@@ -124,6 +144,8 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
         probe=_probe_rngd,
         # furiosa-torch has no way to hide a card, and its own numbers are the physical ones
         environment=Environment("env-rngd", {"torch": "2.10.0", "furiosa-torch": "2026.4.0"}),
+        make_ahead=_make_ahead_rngd,
+        batch_max=BATCH_MAX,
         node="/dev/rngd/npu{}mgmt",
     ),
 }

@@ -200,7 +200,8 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         comparers=_pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer")),
         log=log.info,
         points=files.points,
-        variants=settings.variants if settings.warmup else (),
+        variants=settings.variants,
+        warmup=settings.warmup,
         test_options=test_options,
     )
     return assemble(settings, context, binding, journal, files, scheduler)

@@ -18,7 +18,7 @@ from rowlock.bindings.atom import rebel_sdk
 from rowlock.bindings.atom.rebel_sdk import CompiledModel, DeviceRuntime
 from rowlock.bindings.checkpoint.artifacts import GRAPHS, Artifact, Graph
 from rowlock.bindings.checkpoint.stamps import stamp_of
-from rowlock.bindings.device import Allocation, Counters, DeviceError, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.device import Allocation, Counters, DeviceError, DeviceFault, Sampling, Sequence, Step, Variant
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.generation import Sampler
 from rowlock.bindings.unpaged import Unpaged
@@ -120,6 +120,9 @@ class ArtifactRuntime(Unpaged):
     def live(self) -> bool:
         """Whether its graphs are on the device."""
         return bool(self._graphs)
+
+    def add_variant(self, variant: Variant) -> None:
+        """The shapes were settled when the graphs were compiled; a longer prompt goes through them in pieces."""
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> ArtifactSequence:
         assert self._graphs, "the runtime is closed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from rowlock.bindings.atom.runtime import HostReferenceRuntime
 from rowlock.bindings.atom.sdk import DISTRIBUTION, RblnModule, package_version
 from rowlock.bindings.atom.storage import RblnDevice
 from rowlock.bindings.cpu.threads import HostThreads
-from rowlock.bindings.device import Counters, DeviceError, DeviceFacts, DeviceFault, Runtime, Variant
+from rowlock.bindings.device import Counters, DeviceError, DeviceFacts, DeviceFault, Runtime, Variant, never
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.fitting import refuse_unfit
@@ -79,12 +80,15 @@ class AtomBinding:
             raise DeviceError(DeviceFault.UNSUPPORTED, "compiled graphs need rebel-compiler, which is not installed")
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+    def prepare(
+        self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...], given_up: Callable[[], bool] = never
+    ) -> None:
         """Programs are not compiled here: they run on the host, or come compiled."""
         if layout.artifact is None:
             refuse_unfit(config, layout, self._limits, variants)
 
-    def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
+    def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> Runtime:
+        del variants  # any shape runs at any time
         self._graphs = None
         if layout.artifact is not None:
             self._graphs = ArtifactRuntime(self._parsed, self.counters, layout.artifact, config, self._logical)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from rowlock.bindings.cpu.storage import HostDevice
 from rowlock.bindings.cpu.threads import HostThreads
-from rowlock.bindings.device import Counters, DeviceFacts, Variant
+from rowlock.bindings.device import Counters, DeviceFacts, Variant, never
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.fitting import refuse_unfit
@@ -48,11 +49,14 @@ class CpuBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+    def prepare(
+        self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...], given_up: Callable[[], bool] = never
+    ) -> None:
         """Programs are not compiled here."""
         refuse_unfit(config, layout, self._limits, variants)
 
-    def create_runtime(self, config: ModelConfig, layout: Layout) -> DecoderRuntime:
+    def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> DecoderRuntime:
+        del variants  # any shape runs at any time
         runtime = DecoderRuntime.create(self.memory, self._threads, config, layout, self._limits)
         self.counters.program_loads += 1
         return runtime

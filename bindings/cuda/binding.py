@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ import torch
 
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.cuda.storage import CudaDevice
-from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step, Variant
+from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step, Variant, never
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.fitting import refuse_unfit
@@ -102,11 +102,14 @@ class CudaBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+    def prepare(
+        self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...], given_up: Callable[[], bool] = never
+    ) -> None:
         """Programs are not compiled here."""
         refuse_unfit(config, layout, self._limits, variants)
 
-    def create_runtime(self, config: ModelConfig, layout: Layout) -> CudaRuntime:
+    def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> CudaRuntime:
+        del variants  # any shape runs at any time
         with self._processor.in_order():
             runtime = CudaRuntime.create(self.memory, self._processor, config, layout, self._limits)
         self.counters.program_loads += 1

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from rowlock.bindings.device import Allocation, CacheUse, DeviceError, DeviceFault, Sampling, Sequence, Step
+from rowlock.bindings.device import Allocation, CacheUse, DeviceError, DeviceFault, Sampling, Sequence, Step, Variant
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.geometry import SPAN_TOKENS, CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
@@ -91,6 +91,9 @@ class DecoderRuntime:
     @property
     def cache(self) -> CacheUse:
         return self._cache.use if self._cache is not None else CacheUse()
+
+    def add_variant(self, variant: Variant) -> None:
+        """Any shape runs at any time."""
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderSequence:
         cache = self._current_cache()

@@ -14,7 +14,6 @@ program. The operations and their order are those of :mod:`rowlock.bindings.mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,30 +23,10 @@ from blake3 import blake3
 
 from rowlock.bindings.model.attention import rope_frequencies
 from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.rngd.shape import ProgramShape
 
-PREFILL_LENGTH: Final = 64
-CAPACITY_SMALL: Final = 512
 UNSEEN: Final = -1e30
 """Added to the score of a position that may not be seen: its weight becomes exactly 0."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The shapes of one program: ``length`` tokens at once, K/V of ``capacity`` tokens before them."""
-
-    length: int
-    capacity: int
-
-    @property
-    def name(self) -> str:
-        return f"decoder-{self.length}x{self.capacity}"
-
-
-def prepared_variants(config: ModelConfig) -> tuple[Variant, ...]:
-    """All that a runtime prepares: one token and a chunk of a prompt, for short sequences and for the longest."""
-    capacities = sorted({min(CAPACITY_SMALL, config.context), config.context})
-    lengths = sorted({1, min(PREFILL_LENGTH, config.context)})
-    return tuple(Variant(length, capacity) for capacity in capacities for length in lengths)
 
 
 def source_digest() -> str:
@@ -118,32 +97,32 @@ class StepInputs:
         self._dtype = dtype
         self._frequencies = rope_frequencies(config.head_dim, config.rope)
 
-    def of(self, variant: Variant, tokens: list[int], past: int) -> tuple[torch.Tensor, ...]:
-        """``tokens, select, cos, sin, mask`` for at most ``variant.length`` tokens behind ``past`` others.
+    def of(self, shape: ProgramShape, tokens: list[int], past: int) -> tuple[torch.Tensor, ...]:
+        """``tokens, select, cos, sin, mask`` for at most ``shape.length`` tokens behind ``past`` others.
 
         A step that is not full repeats its first token: what is computed for those is thrown away.
         """
-        count, length = len(tokens), variant.length
+        count, length = len(tokens), shape.length
         assert 0 < count <= length, f"{count} tokens in a step of {length}"
-        assert past + count <= variant.capacity, "the sequence is full"
+        assert past + count <= shape.capacity, "the sequence is full"
         padded = torch.tensor(tokens + tokens[:1] * (length - count))
         select = torch.zeros(1, length, dtype=self._dtype)
         select[0, count - 1] = 1
         angles = torch.outer(torch.arange(past, past + length, dtype=torch.float32), self._frequencies)
         angles = torch.cat((angles, angles), dim=-1)
-        mask = torch.full((length, variant.capacity + length), UNSEEN)
+        mask = torch.full((length, shape.capacity + length), UNSEEN)
         mask[:, :past] = 0
-        mask[:, variant.capacity :] = torch.full((length, length), UNSEEN).triu(diagonal=1)
+        mask[:, shape.capacity :] = torch.full((length, length), UNSEEN).triu(diagonal=1)
         return padded, select, angles.cos().to(self._dtype), angles.sin().to(self._dtype), mask
 
-    def example(self, config: ModelConfig, variant: Variant) -> tuple[torch.Tensor, ...]:
+    def example(self, config: ModelConfig, shape: ProgramShape) -> tuple[torch.Tensor, ...]:
         """Inputs of the right shapes, K/V included: what an export needs."""
-        return (*self.of(variant, [0], 0), new_keys_values(config, variant, self._dtype))
+        return (*self.of(shape, [0], 0), new_keys_values(config, shape, self._dtype))
 
 
-def new_keys_values(config: ModelConfig, variant: Variant, dtype: torch.dtype) -> torch.Tensor:
+def new_keys_values(config: ModelConfig, shape: ProgramShape, dtype: torch.dtype) -> torch.Tensor:
     """``[layers, 2, kv_heads, capacity, head_dim]`` of zeros: finite, since what is masked is still multiplied."""
-    return torch.zeros(config.layers, 2, config.kv_heads, variant.capacity, config.head_dim, dtype=dtype)
+    return torch.zeros(config.layers, 2, config.kv_heads, shape.capacity, config.head_dim, dtype=dtype)
 
 
 def _norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

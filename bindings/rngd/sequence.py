@@ -8,31 +8,32 @@ import torch
 
 from rowlock.bindings.device import DeviceError, Sampling, Step
 from rowlock.bindings.model.generation import Sampler
-from rowlock.bindings.rngd.program import StepInputs, Variant
+from rowlock.bindings.rngd.program import StepInputs
+from rowlock.bindings.rngd.shape import ProgramShape
 
-Execute = Callable[[Variant, tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
-"""Runs one variant over its inputs and the resident weights: ``logits, states``."""
+Execute = Callable[[ProgramShape, tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
+"""Runs one program over its inputs and the resident weights: ``logits, states``."""
 
 
 class RngdSequence:
     """See :class:`rowlock.bindings.device.Sequence`.
 
     Args:
-        variants: of one capacity, the shortest first.
+        shapes: of one capacity, the shortest first.
         keys_values: of that capacity, where the programs run.
 
     """
 
     def __init__(
         self,
-        variants: tuple[Variant, ...],
+        shapes: tuple[ProgramShape, ...],
         inputs: StepInputs,
         execute: Execute,
         keys_values: torch.Tensor,
         prompt: tuple[int, ...],
         sampling: Sampling,
     ) -> None:
-        self._variants = variants
+        self._shapes = shapes
         self._inputs = inputs
         self._execute = execute
         self._keys_values: torch.Tensor | None = keys_values
@@ -44,10 +45,10 @@ class RngdSequence:
         """Run one program: for a chunk of the prompt, or for one token."""
         assert self._keys_values is not None, "the sequence is closed"
         waiting = len(self._pending)
-        variant = next((item for item in self._variants if item.length >= waiting), self._variants[-1])
-        chunk, self._pending = self._pending[: variant.length], self._pending[variant.length :]
-        step = self._inputs.of(variant, chunk, self._past)
-        logits, states = self._execute(variant, (*step, self._keys_values))
+        shape = next((item for item in self._shapes if item.length >= waiting), self._shapes[-1])
+        chunk, self._pending = self._pending[: shape.length], self._pending[shape.length :]
+        step = self._inputs.of(shape, chunk, self._past)
+        logits, states = self._execute(shape, (*step, self._keys_values))
         self._keys_values[:, :, :, self._past : self._past + len(chunk)].copy_(states[:, :, :, : len(chunk)])
         self._past += len(chunk)
         if self._pending:

@@ -68,7 +68,8 @@ class Context:
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
         points: told of every device effect, and of every phase; the journal and its files have the same.
-        variants: shapes that every new runtime is run in before it is published.
+        variants: shapes that every new runtime is made for.
+        warmup: and is run in, before it is published.
         test_options: in force besides those of the binding; empty in production.
 
     """
@@ -81,4 +82,5 @@ class Context:
     log: Callable[..., None]
     points: Points
     variants: tuple[Variant, ...] = ()
+    warmup: bool = False
     test_options: tuple[str, ...] = ()

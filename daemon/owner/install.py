@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rowlock.bindings.device import DeviceError, DeviceFault, Runtime
+from rowlock.bindings.device import DeviceError, DeviceFault, Runtime, Variant
+from rowlock.bindings.model.config import ModelConfig
+from rowlock.bindings.model.layout import Layout
 from rowlock.daemon.owner.core import Core
 from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, new_images, whole_parents
 from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.target import Target
-from rowlock.daemon.owner.warmup import refuse_too_long, warm_up
+from rowlock.daemon.owner.warmup import refuse_variant, warm_up
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -31,25 +33,36 @@ def stage_whole(core: Core, target: Target) -> tuple[Images, int]:
     return images, core.stager.nonfinite(images, layout)
 
 
-def prepare(core: Core, target: Target) -> None:
-    """Make ready what a runtime of a target will need, without touching the device.
+def prepare(core: Core, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+    """Make what a runtime of a model will need for these shapes, without touching the device; until the owner stops.
 
     Blocks: not for the owner thread while it serves.
 
     Raises:
-        OwnerError: CONTEXT_EXCEEDED or CACHE_EXCEEDED, naming the variant that could never run.
+        OwnerError: CONTEXT_EXCEEDED, CACHE_EXCEEDED or ARGUMENT_INVALID, naming the variant that could never run.
         DeviceError: UNSUPPORTED, OUT_OF_MEMORY: a runtime could not be created.
 
     """
-    variants = core.context.variants
+    facts = core.binding.facts
     for variant in variants:
-        refuse_too_long(target.config, variant)
+        refuse_variant(facts.device, facts.batch_max, config, variant)
     try:
-        core.binding.prepare(target.config, target.model.layout, variants)
+        core.binding.prepare(config, layout, variants, core.is_stopping)
     except DeviceError as error:
         if error.fault is not DeviceFault.CAPACITY:
             raise
         raise OwnerError(Reason.CACHE_EXCEEDED, str(error)) from error
+
+
+def create(core: Core, target: Target) -> Runtime:
+    """The runtime of a target that was prepared, content undefined; after an error nothing of it is left."""
+    return core.binding.create_runtime(target.config, target.model.layout, core.context.variants)
+
+
+def warm(core: Core, runtime: Runtime, config: ModelConfig, cancelled: Callable[[], bool]) -> None:
+    """Run a new runtime in its shapes, if the owner is to. See :func:`rowlock.daemon.owner.warmup.warm_up`."""
+    if core.context.warmup:
+        warm_up(runtime, config, core.context.variants, cancelled)
 
 
 def upload(core: Core, runtime: Runtime, images: Images) -> None:
@@ -83,13 +96,13 @@ def install(core: Core, target: Target, cancelled: Callable[[], bool]) -> Runtim
             begun is its ``__cause__``.
 
     """
-    prepare(core, target)
+    prepare(core, target.config, target.model.layout, core.context.variants)
     images, _ = stage_whole(core, target)
-    runtime = core.binding.create_runtime(target.config, target.model.layout)
+    runtime = create(core, target)
     try:
         upload(core, runtime, images)
         prove_upload(core, runtime, images)
-        warm_up(runtime, target.config, core.context.variants, cancelled)
+        warm(core, runtime, target.config, cancelled)
     except Exception as error:  # noqa: BLE001 - raised again below, where a failed close has not this one as its context
         cause = error
     else:

@@ -16,6 +16,7 @@ from rowlock.daemon.owner.core import CancelledError, Core, Steps
 from rowlock.daemon.owner.drift import DriftKeeper, Upkeep
 from rowlock.daemon.owner.followers import Followers
 from rowlock.daemon.owner.images import Comparer
+from rowlock.daemon.owner.install import prepare
 from rowlock.daemon.owner.jobs import Jobs
 from rowlock.daemon.owner.mailbox import Command, Mailbox, Promises
 from rowlock.daemon.owner.planning import Planner
@@ -151,7 +152,10 @@ class Owner:
         return self._ask(action)
 
     def prepare_variant(self, variant: Variant) -> Future[Counters]:
-        """Run the resident model in a shape, between the steps of requests; what it cost at the device boundary."""
+        """Make the resident model ready for a shape, between the steps of requests; what that cost at the boundary.
+
+        Its programs are made beside the owner thread, where the device has any, then loaded, and run once.
+        """
 
         def action(promise: Future[Counters]) -> None:
             self._transitions.refuse_busy()
@@ -336,12 +340,21 @@ class Owner:
         return self._keeper.heed(resident, found)
 
     def _prepare_variant(self, resident: Resident, variant: Variant) -> Steps[Counters]:
-        before = self._core.binding.counters.snapshot()
+        core, layout = self._core, resident.model.layout
+        before = core.binding.counters.snapshot()
+        yield from core.on_worker(prepare, core, resident.config, layout, (variant,))
+        self._refuse_moved(resident)
+        resident.runtime.add_variant(variant)
         for _ in steps_of(resident.runtime, resident.config, variant):
             yield None
-            if self._core.resident is not resident or self._transitions.open_id:
-                raise OwnerError(Reason.TRANSITION_OPEN, "a transition has begun meanwhile: prepare it again")
-        return self._core.binding.counters.since(before)
+            self._refuse_moved(resident)
+        core.changed()
+        return core.binding.counters.since(before)
+
+    def _refuse_moved(self, resident: Resident) -> None:
+        """Raise OwnerError: TRANSITION_OPEN, where this is not the resident model any more, or is about to be none."""
+        if self._core.resident is not resident or self._transitions.open_id:
+            raise OwnerError(Reason.TRANSITION_OPEN, "a transition has begun meanwhile: prepare it again")
 
     def _is_idle(self) -> bool:
         scheduler = self._core.scheduler

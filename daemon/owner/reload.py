@@ -16,14 +16,13 @@ from rowlock.bindings.device import Runtime
 from rowlock.bindings.plan import UndoStore
 from rowlock.daemon.owner.core import Steps, UnprovenError
 from rowlock.daemon.owner.images import Images
-from rowlock.daemon.owner.install import install, old_target, prepare, prove_upload, stage_whole, upload
+from rowlock.daemon.owner.install import create, install, old_target, prepare, prove_upload, stage_whole, upload, warm
 from rowlock.daemon.owner.outcome import become_resident, generation_row, keep_target
 from rowlock.daemon.owner.record import RowRange
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.states import TransitionEvent
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.transit import Transit
-from rowlock.daemon.owner.warmup import warm_up
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -52,7 +51,7 @@ class Reload(Transit):
         self.images, nonfinite = stage_whole(core, self.target)
         if nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(Reason.NONFINITE, f"{nonfinite} values of the target are NaN or infinite")
-        prepare(core, self.target)
+        prepare(core, self.target.config, self.target.model.layout, core.context.variants)
         keep_target(core, self.target)
         self.chronicle.stage(f"{self.target.model.manifest.nbytes} bytes read and proved")
 
@@ -81,14 +80,14 @@ class Reload(Transit):
                 core.close_runtime(self.resident.runtime)
             self.old_closed = True
         with self.watch.phase("load"):
-            self.runtime = core.binding.create_runtime(self.target.config, self.target.model.layout)
+            self.runtime = create(core, self.target)
             upload(core, self.runtime, self.images)
         self.chronicle.note(TransitionEvent.WRITES_FENCED, f"reading back {len(self.images)} allocations")
         with self.watch.phase("verify"):
             prove_upload(core, self.runtime, self.images)
-        if core.context.variants:
+        if core.context.warmup:
             with self.watch.phase("warm_up"):
-                warm_up(self.runtime, self.target.config, core.context.variants, self._given_up)
+                warm(core, self.runtime, self.target.config, self._given_up)
         self._publish(self.runtime)
 
     def _given_up(self) -> bool:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rowlock.bindings.device import WARMUP_TOKENS, DeviceError, Preempted, Runtime, Sampling, Sequence, Step, Variant
+from rowlock.bindings.device import (
+    WARMUP_TOKENS,
+    DeviceError,
+    Preempted,
+    Runtime,
+    Sampling,
+    Sequence,
+    Step,
+    Variant,
+)
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.daemon.owner.core import CancelledError
 from rowlock.v1.errors import OwnerError, Reason
@@ -20,7 +29,7 @@ def warm_up(
     """Run each variant.
 
     Raises:
-        OwnerError: CONTEXT_EXCEEDED or CACHE_EXCEEDED, naming the variant.
+        OwnerError: CACHE_EXCEEDED, naming the variant.
         CancelledError: nobody waits for it any more; looked at after each step.
         DeviceError: of the runtime.
 
@@ -31,8 +40,21 @@ def warm_up(
                 raise CancelledError("the daemon is stopping")
 
 
-def refuse_too_long(config: ModelConfig, variant: Variant) -> None:
-    """Raise OwnerError: CONTEXT_EXCEEDED."""
+def batch_problem(device: str, batch_max: int, variant: Variant) -> str:
+    """Why a device has no program for so many requests, or empty. ``batch_max`` as in DeviceFacts."""
+    if not batch_max or variant.batch <= batch_max:
+        return ""
+    return (
+        f"serving.variants: {variant}: a program of {device} is for {batch_max} request at a time, and requests that "
+        "run together take turns: name each length once, with batch = 1"
+    )
+
+
+def refuse_variant(device: str, batch_max: int, config: ModelConfig, variant: Variant) -> None:
+    """Raise OwnerError: ARGUMENT_INVALID or CONTEXT_EXCEEDED, for a shape that a device or a model cannot run."""
+    problem = batch_problem(device, batch_max, variant)
+    if problem:
+        raise OwnerError(Reason.ARGUMENT_INVALID, problem)
     if variant.capacity > config.context:
         raise OwnerError(
             Reason.CONTEXT_EXCEEDED,
@@ -42,7 +64,6 @@ def refuse_too_long(config: ModelConfig, variant: Variant) -> None:
 
 def steps_of(runtime: Runtime, config: ModelConfig, variant: Variant) -> Iterator[None]:
     """Run one variant, step by step; whoever ends early leaves nothing behind."""
-    refuse_too_long(config, variant)
     sequences: list[Sequence] = []
     try:
         for number in range(variant.batch):
@@ -64,11 +85,13 @@ def _opened(runtime: Runtime, prompt: tuple[int, ...], variant: Variant) -> Sequ
 
 
 def _advanced(runtime: Runtime, sequences: list[Sequence], variant: Variant) -> Iterator[None]:
-    """Until each has its tokens, or an error of its own."""
+    """Until each has its tokens, or an error of its own; it is then closed, since others may wait for what it has."""
     left = {id(sequence): WARMUP_TOKENS for sequence in sequences}
     while running := [sequence for sequence in sequences if left[id(sequence)] > 0]:
         for sequence, step in zip(running, runtime.advance(running), strict=True):
             left[id(sequence)] -= _taken(step, variant)
+            if left[id(sequence)] <= 0:
+                sequence.close()
         yield
 
 

@@ -28,6 +28,7 @@ from rowlock.bindings.device import (
     Sequence,
     Step,
     Variant,
+    never,
 )
 from rowlock.bindings.importing import PromptImport, PromptImporter, States
 from rowlock.bindings.model.config import ModelConfig
@@ -134,13 +135,15 @@ class WatchedBinding:
     def place(self, layout: Layout) -> Layout:
         return self._inner.place(layout)
 
-    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+    def prepare(
+        self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...], given_up: Callable[[], bool] = never
+    ) -> None:
         """Not watched: it does not touch the device, and may take its time."""
-        self._inner.prepare(config, layout, variants)
+        self._inner.prepare(config, layout, variants, given_up)
 
-    def create_runtime(self, config: ModelConfig, layout: Layout) -> Runtime:
+    def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> Runtime:
         with self._boundary.call(Point.CREATE_RUNTIME, self.facts.device):
-            return _WatchedRuntime(self._inner.create_runtime(config, layout), self._boundary)
+            return _WatchedRuntime(self._inner.create_runtime(config, layout, variants), self._boundary)
 
     def close(self) -> None:
         with self._watchdog.call("close"):
@@ -194,6 +197,10 @@ class _WatchedRuntime:
     @property
     def programs(self) -> Mapping[str, str]:
         return self._inner.programs
+
+    def add_variant(self, variant: Variant) -> None:
+        with self._boundary.watchdog.call("add_variant"):
+            self._inner.add_variant(variant)
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> Sequence:
         with self._boundary.call(Point.OPEN_SEQUENCE, f"{len(prompt)} tokens"):

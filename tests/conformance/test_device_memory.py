@@ -101,6 +101,18 @@ def test_bounds_are_checked_before_any_effect(
     assert np.array_equal(read(binding, allocation), pattern(50))
 
 
+def test_one_fence_ends_all_that_was_started(binding: Binding, allocation: Allocation) -> None:
+    other = binding.memory.allocate(PARENT)
+    for row in range(50):
+        binding.memory.write_rows(allocation, row, pattern(50, seed=7)[row * 40 : (row + 1) * 40])
+        binding.memory.write_rows(other, 49 - row, pattern(50, seed=8)[(49 - row) * 40 : (50 - row) * 40])
+    binding.memory.fence()
+    assert np.array_equal(read(binding, allocation), pattern(50, seed=7))
+    assert np.array_equal(read(binding, other), pattern(50, seed=8))
+    binding.memory.fence()  # nothing was started: it returns
+    assert np.array_equal(read(binding, allocation), pattern(50, seed=7))
+
+
 def test_ids_are_never_used_again(binding: Binding) -> None:
     ids = set()
     for _ in range(20):
@@ -135,8 +147,15 @@ def test_close_is_idempotent(binding: Binding, allocation: Allocation) -> None:
 
 
 def test_a_probe_changes_nothing(binding: Binding, allocation: Allocation) -> None:
+    binding.memory.write_rows(allocation, 3, pattern(2, seed=9))
+    before = binding.counters.snapshot()
     binding.memory.probe()
-    assert np.array_equal(read(binding, allocation), pattern(50))
+    change = binding.counters.since(before)
+    assert (change.bytes_written, change.allocations, change.program_loads) == (0, 0, 0)
+    binding.memory.fence()
+    expected = pattern(50)
+    expected[120:200] = pattern(2, seed=9)
+    assert np.array_equal(read(binding, allocation), expected), "what was under way is not disturbed"
 
 
 def test_counters_count(binding: Binding, allocation: Allocation) -> None:

@@ -100,7 +100,7 @@ def test_apply_changes_rows_and_nothing_else(daemon: DaemonProcess, tiny: Path, 
     }
     for name in ("uploads", "program_loads", "compiles", "allocations"):
         assert getattr(after.counters, name) == getattr(before.counters, name), f"a B2 changed {name}"
-    assert after.owner.identity.program == identity.program
+    assert (after.owner.identity.program, after.programs) == (identity.program, before.programs)
     assert answer(daemon, target) != old
     assert daemon.client.call(daemon.client.owner.Verify, owner_pb2.VerifyRequest()).ok
     assert roll_back(daemon).state == owner_pb2.TRANSITION_STATE_PUBLISHED

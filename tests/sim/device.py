@@ -20,7 +20,7 @@ import numpy as np
 from blake3 import blake3
 
 from rowlock.bindings.checkpoint.tensors import Bytes
-from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Step, Variant
+from rowlock.bindings.device import Allocation, Counters, DeviceFacts, Sampling, Step, Variant, never
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout, ParentInfo
 from rowlock.bindings.unpaged import Unpaged
@@ -146,10 +146,12 @@ class SimBinding:
     def place(self, layout: Layout) -> Layout:
         return layout
 
-    def prepare(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
+    def prepare(
+        self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...], given_up: Callable[[], bool] = never
+    ) -> None:
         """It has no programs."""
 
-    def create_runtime(self, config: ModelConfig, layout: Layout) -> SimRuntime:
+    def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> SimRuntime:
         self._hook(self.device, "create_runtime", "")
         allocations: dict[str, Allocation] = {}
         try:
@@ -271,6 +273,9 @@ class SimRuntime(Unpaged):
         self.memory = memory
         self._hook = hook
         self._live = dict(allocations)
+
+    def add_variant(self, variant: Variant) -> None:
+        """It has no programs."""
 
     def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> SimSequence:
         assert self._live, "the runtime is closed"

@@ -194,8 +194,7 @@ def running_owner(
         checkpoint=checkpoint,
         threads=2,
         fault_file=fault_file,
-        **device.settings,
-        **settings,
+        **{**device.settings, **settings},
     )
     with ExitStack() as closing:
         owner = build_owner(chosen, closing, NullLog())

@@ -31,13 +31,14 @@ def model_of(directory: Path) -> tuple[ModelConfig, Layout]:
 
 def build_programs(directory: Path, programs: Path) -> None:
     binding = opened(programs)
-    binding.create_runtime(*model_of(directory)).close()
+    binding.prepare(*model_of(directory), ())
     binding.close()
 
 
 def load(binding: Binding, directory: Path) -> Runtime:
     """A runtime with the bytes of a checkpoint."""
     config, layout = model_of(directory)
+    binding.prepare(config, layout, ())
     runtime = binding.create_runtime(config, layout)
     with Checkpoint.open(directory) as checkpoint:
         for item in layout.placements.values():

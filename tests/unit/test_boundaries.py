@@ -32,7 +32,8 @@ ALLOWED = {
 EXCEPTIONS = {
     "cli.serve": {"daemon", "journal", "bindings.device"},
     "cli.doctor": {"daemon"},
-    "cli.prefill_worker": {"daemon.prefill"},
+    "cli.prepare": {"daemon", "bindings.device"},
+    "cli.prefill_worker": {"daemon.prefill", "bindings.parent"},
 }
 # Vendor packages, each with the one file that may import it.
 VENDOR_PACKAGES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.checkpoints import TINY
@@ -14,15 +13,8 @@ from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.layout import build_layout
 from rowlock.bindings.rngd.artifacts import ArtifactStore
 from rowlock.bindings.rngd.builder import Builder
-from rowlock.bindings.rngd.shape import ModelShape
+from rowlock.bindings.rngd.shape import ProgramSet
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 KEY, OTHER = "aa" * 32, "bb" * 32
 
 
@@ -59,27 +51,32 @@ def test_no_flipped_bit_is_believed(tmp_path: Path, bit: int) -> None:
     assert store.find(KEY) is None
 
 
-SHAPE = ModelShape.of(parse_config(Path(), TINY), build_layout(parse_config(Path(), TINY), "BF16"))
-
-
-@pytest.mark.parametrize("changes", [{}, {"rope_scaling": LLAMA3}])
-def test_a_shape_survives_its_json(changes: dict[str, Any]) -> None:
-    config = parse_config(Path(), {**TINY, **changes})
-    shape = ModelShape.of(config, build_layout(config, "BF16"))
-    assert ModelShape.from_json(shape.to_json()) == shape
+WANTED = ProgramSet.of(parse_config(Path(), TINY), build_layout(parse_config(Path(), TINY), "BF16"), ())
 
 
 def test_a_builder_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     code = "import os, sys; print('thread panicked', file=sys.stderr, flush=True); os.abort()"
     builder = Builder(tmp_path, "reference", [sys.executable, "-c", code])
     with pytest.raises(DeviceError, match="was ended by SIGABRT: thread panicked") as caught:
-        builder.build(SHAPE)
+        builder.build(WANTED)
     assert caught.value.fault is DeviceFault.UNSUPPORTED
 
 
-def test_a_builder_is_asked_for_the_shape_and_says_what_it_built(tmp_path: Path) -> None:
+def test_a_builder_is_asked_for_programs_and_says_what_it_built(tmp_path: Path) -> None:
     code = (
-        "import json, sys; assert sys.argv[2:] == ['reference'], sys.argv; json.load(sys.stdin)['config']['vocab'];"
+        "import json, sys; assert sys.argv[2:] == ['reference'], sys.argv; json.load(sys.stdin)['model']['config'];"
         "print('noise'); print('built: a'); print('built: b')"
     )
-    assert Builder(tmp_path, "reference", [sys.executable, "-c", code]).build(SHAPE) == 2
+    assert Builder(tmp_path, "reference", [sys.executable, "-c", code]).build(WANTED) == 2
+
+
+def test_a_builder_that_is_given_up_ends_its_child(tmp_path: Path) -> None:
+    """Whoever stops an owner does not wait for minutes of a compiler."""
+    begun = tmp_path / "begun"
+    code = (
+        "import os, sys, threading, pathlib; sys.stdin.read();"
+        f"pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); threading.Event().wait()"
+    )
+    with pytest.raises(DeviceError, match="was given up"):
+        Builder(tmp_path, "reference", [sys.executable, "-c", code]).build(WANTED, begun.exists)
+    assert not Path(f"/proc/{begun.read_text()}").exists()

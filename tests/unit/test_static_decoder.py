@@ -13,13 +13,8 @@ from support.reference import new_table
 from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.layout import build_layout
-from rowlock.bindings.rngd.program import (
-    DecoderProgram,
-    StepInputs,
-    Variant,
-    new_keys_values,
-    prepared_variants,
-)
+from rowlock.bindings.rngd.program import DecoderProgram, StepInputs, new_keys_values
+from rowlock.bindings.rngd.shape import ProgramShape
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -48,11 +43,11 @@ def run(
 ) -> torch.Tensor:
     """Logits of the last token, computed in steps of programs of these lengths."""
     program, inputs = DecoderProgram(config, tuple(weights)), StepInputs(config, torch.float32)
-    keys_values = new_keys_values(config, Variant(1, capacity), torch.float32)
+    keys_values = new_keys_values(config, ProgramShape(1, capacity), torch.float32)
     past, logits = 0, torch.empty(0)
     for length in lengths:
-        variant, chunk = Variant(length, capacity), tokens[past : past + length]
-        step = inputs.of(variant, chunk, past)
+        shape, chunk = ProgramShape(length, capacity), tokens[past : past + length]
+        step = inputs.of(shape, chunk, past)
         with torch.inference_mode():
             logits, states = program(*step, keys_values, *weights.values())
         keys_values[:, :, :, past : past + len(chunk)] = states[:, :, :, : len(chunk)]
@@ -93,11 +88,11 @@ def test_a_step_that_is_not_full_is_as_good() -> None:
 def test_what_lies_beyond_the_past_is_not_seen() -> None:
     config, weights = model()
     program, inputs = DecoderProgram(config, tuple(weights)), StepInputs(config, torch.float32)
-    variant = Variant(1, 16)
-    clean = new_keys_values(config, variant, torch.float32)
+    shape = ProgramShape(1, 16)
+    clean = new_keys_values(config, shape, torch.float32)
     dirty = clean.clone()
     dirty[:, :, :, 5:] = 1e4
-    step = inputs.of(variant, [9], past=5)
+    step = inputs.of(shape, [9], past=5)
     with torch.inference_mode():
         assert torch.equal(program(*step, clean, *weights.values())[0], program(*step, dirty, *weights.values())[0])
 
@@ -107,17 +102,4 @@ def test_a_step_stays_in_its_bounds() -> None:
     inputs = StepInputs(config, torch.float32)
     for tokens, past in [([], 0), ([1] * 5, 0), ([1], 16), ([1, 1], 15)]:
         with pytest.raises(AssertionError):
-            inputs.of(Variant(4, 16), tokens, past)
-
-
-@pytest.mark.parametrize(
-    ("context", "names"),
-    [
-        (2048, ["decoder-1x512", "decoder-64x512", "decoder-1x2048", "decoder-64x2048"]),
-        (256, ["decoder-1x256", "decoder-64x256"]),
-        (1, ["decoder-1x1"]),
-    ],
-)
-def test_variants_reach_the_whole_context(context: int, names: list[str]) -> None:
-    config = parse_config(Path(), {**TINY, "max_position_embeddings": context})
-    assert [variant.name for variant in prepared_variants(config)] == names
+            inputs.of(ProgramShape(4, 16), tokens, past)

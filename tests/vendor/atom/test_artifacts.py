@@ -15,8 +15,9 @@ from support.owners import OwnerHarness, running_owner
 
 from rowlock.bindings.atom.artifacts import ParsedGraphs
 from rowlock.bindings.checkpoint.artifacts import ArtifactDirectory
-from rowlock.bindings.device import Counters, DeviceError, DeviceFault
+from rowlock.bindings.device import Counters, DeviceError, DeviceFault, Variant
 from rowlock.bindings.plan import Require
+from rowlock.daemon.owner.states import OwnerState
 from rowlock.v1.errors import OwnerError, Reason
 
 pytestmark = pytest.mark.skipif(
@@ -44,6 +45,14 @@ def test_a_request_owns_the_graphs_from_its_first_token_to_its_last(graphs: Owne
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.wait() == rebel.answer(b"base", prompt, 20)
     assert rebel.Runtime.most == 2, "the same two graphs served them all"
+
+
+def test_a_warmup_of_several_requests_comes_to_its_end(rebel: ModuleType, tmp_path: Path, base: Path) -> None:
+    """One of them owns the graphs: the next has its turn once it is closed."""
+    with running_owner(tmp_path / "state", base, variants=(Variant(3, 6),), warmup=True) as owner:
+        assert owner.owner.view.state is OwnerState.READY
+        assert owner.ask(PROMPT, 5).wait() == rebel.answer(b"base", PROMPT, 5)
+        assert owner.owner.prepare_variant(Variant(2, 5)).result(60).parses == 0
 
 
 def test_a_request_that_gives_up_leaves_the_graphs_to_the_next(graphs: OwnerHarness, rebel: ModuleType) -> None:

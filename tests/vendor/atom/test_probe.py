@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,21 @@ def test_the_cpu_can_be_owned_in_this_environment_too(tmp_path: Path) -> None:
         ROWLOCK_RUNTIME_DIR=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="1", LD_LIBRARY_PATH="",
     )  # fmt: skip
     assert (found.code, findings(found)["device"][0]) == (0, True)
+
+
+@in_environment
+def test_the_variables_of_the_stand_in_are_printed_for_a_shell() -> None:
+    """As scripts/on-device.sh asks for them, in a process that has loaded nothing."""
+    done = subprocess.run(
+        [sys.executable, "-m", "support.standin"],
+        env={**os.environ, "PYTHONPATH": str(Path(standin.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [f"export {name}={value}" for name, value in standin.environment(standin.build()).items()]
+    assert done.stdout.splitlines() == lines
 
 
 @in_environment

@@ -12,9 +12,9 @@ from support.owners import running_owner
 from support.rngd import digests, model_of
 
 from rowlock.bindings.rngd.engine import CardEngine
-from rowlock.bindings.rngd.program import DecoderProgram, StepInputs, Variant
+from rowlock.bindings.rngd.program import DecoderProgram, StepInputs
 from rowlock.bindings.rngd.programs import build_program
-from rowlock.bindings.rngd.shape import ModelShape
+from rowlock.bindings.rngd.shape import ModelShape, ProgramShape
 from rowlock.bindings.weights import weight_dtype
 
 CROSS = "aarch64-linux-gnu-gcc"
@@ -29,7 +29,7 @@ SMALL = {
     "head_dim": 16,
     "max_position_embeddings": 64,
 }
-VARIANT = Variant(1, 64)
+SHAPE = ProgramShape(1, 64)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -52,21 +52,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def binary(small: Path, cache: Path) -> bytes:
-    """One variant, compiled for a card."""
-    return build_program(CardEngine(0, cache), ModelShape.of(*model_of(small)), VARIANT)
+    """One program, compiled for a card."""
+    return build_program(CardEngine(0, cache), ModelShape.of(*model_of(small)), SHAPE)
 
 
 def test_a_binary_is_built_and_found_again(small: Path, cache: Path, binary: bytes) -> None:
     assert len(binary) > 10_000
     files = digests(cache)
     assert files, "the compiler keeps what it made"
-    assert build_program(CardEngine(0, cache), ModelShape.of(*model_of(small)), VARIANT) == binary
+    assert build_program(CardEngine(0, cache), ModelShape.of(*model_of(small)), SHAPE) == binary
     assert digests(cache) == files
 
 
 def test_other_weights_give_the_same_binary(small: Path, cache: Path, binary: bytes, tmp_path: Path) -> None:
     """Before and after a row update: the bytes that the owner holds go into the compilation as example inputs."""
-    shape, files = ModelShape.of(*model_of(small)), digests(cache)
+    model, files = ModelShape.of(*model_of(small)), digests(cache)
     target = change_rows(small, tmp_path / "target", "model.layers.0.self_attn.q_proj.weight", [0, 5], negate)
     with running_owner(tmp_path / "state", small) as owner:
         for expected in ({}, {"0.qkv": 2}):
@@ -76,12 +76,12 @@ def test_other_weights_give_the_same_binary(small: Path, cache: Path, binary: by
             assert resident is not None
             memory = owner.core.binding.memory._inner
             weights = [memory.tensor(item).clone() for item in resident.runtime.allocations.values()]
-            assert compile_with(shape, weights, cache) == binary
+            assert compile_with(model, weights, cache) == binary
     assert digests(cache) == files, "nothing was compiled anew"
 
 
-def compile_with(shape: ModelShape, weights: list[torch.Tensor], cache: Path) -> bytes:
-    dtype = weight_dtype(shape.parents[0])
-    example = StepInputs(shape.config, dtype).example(shape.config, VARIANT)
-    module = DecoderProgram(shape.config, tuple(parent.name for parent in shape.parents))
+def compile_with(model: ModelShape, weights: list[torch.Tensor], cache: Path) -> bytes:
+    dtype = weight_dtype(model.parents[0])
+    example = StepInputs(model.config, dtype).example(model.config, SHAPE)
+    module = DecoderProgram(model.config, tuple(parent.name for parent in model.parents))
     return CardEngine(0, cache).build(module, (*example, *weights))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.checkpoints import EMBED, K0, NORM, Q0, change_rows, write_tiny
+from support.checkpoints import EMBED, K0, NORM, Q0, change_rows, negate, write_tiny
 from support.owners import OwnerHarness, running_owner
 from support.reference import cpu_tokens
 from support.rngd import SHORT, build_programs, digests, load, negate_f32, opened
 
 from rowlock.bindings.plan import Require
 from rowlock.bindings.rngd.builder import Builder
-from rowlock.bindings.rngd.shape import ModelShape
+from rowlock.bindings.rngd.shape import ProgramSet
 
 PROMPT = tuple(b"hello")
 UP1 = "model.layers.1.mlp.up_proj.weight"
@@ -22,6 +23,11 @@ UP1 = "model.layers.1.mlp.up_proj.weight"
 
 def answer(owner: OwnerHarness) -> list[int]:
     return owner.ask(PROMPT, 12).wait()
+
+
+def answers(owner: OwnerHarness) -> list[list[int]]:
+    """Of prompts of one token, of a few, and of more than one piece."""
+    return [owner.ask(prompt, 12).wait() for prompt in ((5,), PROMPT, tuple(range(130)))]
 
 
 def identity_of(owner: OwnerHarness) -> tuple[dict[str, str], dict[str, str]]:
@@ -57,6 +63,29 @@ def test_a_b2_changes_bytes_only_and_answers_as_a_fresh_load(
     assert answer(owner) == old
     assert identity_of(owner) == identity
     assert artifacts.items() <= digests(programs).items()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_rows_rollback_and_reload_answer_as_fresh_loads(dtype: str, programs: Path, tmp_path: Path) -> None:
+    """Whatever the rounding: the same programs over the same bytes, however the bytes came there."""
+    change = {"F32": negate_f32, "BF16": negate}[dtype]
+    base = write_tiny(tmp_path / "base", dtype=dtype, **SHORT)
+    build_programs(base, programs)
+    target = change_rows(base, tmp_path / "rows", EMBED, list(range(0, 250, 3)), change)
+    target = change_rows(target, tmp_path / "target", Q0, list(range(24)), change)
+    fresh = {}
+    for checkpoint in (base, target):
+        with running_owner(tmp_path / f"fresh-{checkpoint.name}", checkpoint) as owner:
+            fresh[checkpoint] = answers(owner)
+    assert fresh[base] != fresh[target]
+    with running_owner(tmp_path / "state", base) as owner:
+        assert answers(owner) == fresh[base]
+        for level in (Require.B2, Require.B1):
+            record = owner.transition(target, level)
+            assert (record.state, record.level) == ("PUBLISHED", level.value)
+            assert answers(owner) == fresh[target]
+            assert owner.rollback().state == "PUBLISHED"
+            assert answers(owner) == fresh[base]
 
 
 def test_a_b1_loads_the_programs_again_and_builds_none(
@@ -107,7 +136,7 @@ def test_programs_that_cannot_be_built_cost_nothing(owner: OwnerHarness, tmp_pat
     target = write_tiny(tmp_path / "other", dtype="F32", hidden_size=32, head_dim=8, **SHORT)
     before, identity = answer(owner), identity_of(owner)
     source = owner.core.binding._inner._programs
-    source._builder = Builder(tmp_path, "reference", [sys.executable, "-c", "import os; os.abort()"])
+    source._cache._builder = Builder(tmp_path, "reference", [sys.executable, "-c", "import os; os.abort()"])
     record = owner.transition(target)
     assert (record.state, record.level) == ("FAILED", "B1")
     assert "was ended by SIGABRT" in record.message
@@ -120,9 +149,9 @@ def test_programs_are_built_before_the_drain(owner: OwnerHarness, tmp_path: Path
     source, seen, old = owner.core.binding._inner._programs, [], owner.owner.view.resident
     real = source.build
 
-    def build(shape: ModelShape) -> None:
+    def build(wanted: ProgramSet, given_up: Callable[[], bool]) -> None:
         seen.append(owner.owner.view.resident)
-        real(shape)
+        real(wanted, given_up)
 
     source.build = build
     assert owner.transition(target).state == "PUBLISHED"
