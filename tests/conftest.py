@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Owners of the run are on the chosen device."""
+    """Owners of the run are on the chosen device, and what the run starts can be interrupted.
+
+    A shell has what it starts in the background ignore SIGINT, and children inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = config.getoption("--device")
     if chosen:
         os.environ[CHOSEN_VARIABLE] = chosen
