@@ -1,4 +1,4 @@
-"""Right after every update: for each tensor of a model, one changed row by B2 is as good as a fresh load."""
+"""For each tensor of a model, one changed row by B2 is as good as a fresh load, in every prepared shape."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.owners import OwnerHarness, running_owner
 from support.reference import decoder_of, new_table
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.device import Variant
 from rowlock.bindings.model.decoder import Span
 from rowlock.bindings.plan import Require
 
@@ -21,16 +22,25 @@ CONFIGS = {
     "qwen3": FAMILIES["qwen3"],
     "gemma3": {**FAMILIES["gemma3"], "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }
+VARIANTS = (Variant(1, 8), Variant(3, 5), Variant(4, 17))
 TENSORS = [(family, info.name) for family, config in CONFIGS.items() for info in random_tensors(config, 0)]
 
 
 def logits(owner: OwnerHarness) -> torch.Tensor:
-    """Bits of all logits ``[T, vocab]``, and of those of the last token by the programs that answer requests."""
+    """Bits of all logits ``[T, vocab]`` of a prompt, and what the programs that answer requests give in each variant.
+
+    Of a variant: the last token of each prompt, and the token that follows it, all sequences in one step.
+    """
     runtime = owner.core.resident.runtime._inner
     decoder = decoder_of(runtime)
-    result = decoder.forward([Span(TOKENS, new_table(decoder, len(TOKENS)))], last_only=False)
-    served = runtime._programs.forward([Span(TOKENS, new_table(decoder, len(TOKENS)), len(TOKENS))])
-    return torch.cat([result, served]).view(torch.int16)
+    found = [decoder.forward([Span(TOKENS, new_table(decoder, len(TOKENS)))], last_only=False)]
+    for variant in VARIANTS:
+        prompts = [TOKENS.roll(number).repeat(3)[: variant.length] for number in range(variant.batch)]
+        tables = [new_table(decoder, variant.capacity) for _ in prompts]
+        spans = [Span(prompt, table, len(prompt)) for prompt, table in zip(prompts, tables, strict=True)]
+        found.append(runtime._programs.forward(spans))
+        found.append(runtime._programs.forward([Span(TOKENS[:1], table) for table in tables]))
+    return torch.cat(found).view(torch.int16)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -39,7 +49,7 @@ def resident(
 ) -> Iterator[tuple[OwnerHarness, Path]]:
     """An owner, and the checkpoint that it holds."""
     base = write_tiny(tmp_path_factory.mktemp("base") / request.param, family=request.param, **CONFIGS[request.param])
-    with running_owner(tmp_path_factory.mktemp("owner") / "state", base) as owner:
+    with running_owner(tmp_path_factory.mktemp("owner") / "state", base, variants=VARIANTS) as owner:
         yield owner, base
 
 
@@ -55,7 +65,7 @@ def test_one_row_by_b2_equals_a_fresh_load(resident: tuple[OwnerHarness, Path], 
     record = owner.transition(target, Require.B2)
     assert (record.state, record.rows_written) == ("PUBLISHED", 1)
     after = logits(owner)
-    with running_owner(tmp_path / "fresh", target) as fresh:
+    with running_owner(tmp_path / "fresh", target, variants=VARIANTS) as fresh:
         assert torch.equal(after, logits(fresh)), "a B2 is not what a fresh load is"
     assert not torch.equal(after, before), "the change reaches the logits"
     assert owner.rollback().state == "PUBLISHED"
