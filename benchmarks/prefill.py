@@ -150,7 +150,7 @@ def main() -> None:
             daemons[arm] = closing.enter_context(DaemonProcess(state, arguments))
             wait_for_source(daemons[arm])
             logs[arm] = Log(state / "daemon.log")
-        for length in options.prompts:
+        for length in sorted(options.prompts, reverse=True):  # the longest prompts use the whole pool once
             for arm in ARMS:
                 for prompt in prompts_of(f"warm {length}", max(options.requests) + 1, length, 250):
                     ask_all(daemons[arm], [prompt], options.tokens)

@@ -175,6 +175,15 @@ class Plan:
         hasher.update(json.dumps(content, sort_keys=True, default=_fields).encode())
         return hasher.hexdigest()
 
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """JSON-able values: group lists become counts, and the digest is among them."""
+        left_out = {"from_identity", "to_identity"}
+        values = {name: value for name, value in _fields(self).items() if name not in left_out}
+        values["changes"] = [{**_fields(item), "groups": len(item.groups)} for item in self.changes]
+        values["blockers"] = [_fields(item) for item in self.blockers]
+        return {**values, "digest": self.digest}
+
 
 def _fields(value: Any) -> dict[str, Any]:
     """A dataclass as JSON takes it; unlike ``asdict`` it copies no list of groups."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,8 @@ STEP_SHARE_S: Final = 0.003
 """Seconds of staging in one step of decoding. A piece that was begun is finished."""
 LULL_S: Final = 0.1
 """How long after a step others are expected: clients that got their last token together ask again together."""
+NEXT_S: Final = 0.03
+"""Within which such clients have asked again."""
 STEP_WAIT_S: Final = 0.25
 """How long staging waits for a step to end: one that takes longer is of a size that staging cannot hurt."""
 
@@ -25,6 +26,7 @@ class Decoder(Protocol):
     Attributes:
         decoding: whether steps are taken just now.
         steps: taken so far.
+        stepped: when the last was taken, in monotonic seconds.
 
     """
 
@@ -33,6 +35,9 @@ class Decoder(Protocol):
 
     @property
     def steps(self) -> int: ...
+
+    @property
+    def stepped(self) -> float: ...
 
 
 class PacedExecutor(ThreadPoolExecutor):
@@ -53,11 +58,21 @@ class PacedExecutor(ThreadPoolExecutor):
         self._turn = threading.Condition()
         self._running = 0
         self._step = -1
-        self._decoded = -math.inf
         self._spent_s = 0.0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return super().submit(self._run, fn, *args, **kwargs)
+
+    def give_way(self) -> None:
+        """Let a step of decoding end first, if there is one: for work that is done elsewhere in pieces of some ms."""
+        self._await_step_after(self._decoder.steps)
+
+    def decoding_goes_on(self) -> bool:
+        """Whether requests run, or follow so closely that the next is here in a moment; blocks for that moment."""
+        until = self._decoder.stepped + NEXT_S
+        while not self._decoder.decoding and time.monotonic() < until:
+            self._rest(STEP_LOOK_S)
+        return self._decoder.decoding
 
     def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._turn:
@@ -75,10 +90,7 @@ class PacedExecutor(ThreadPoolExecutor):
                 self._turn.notify()
 
     def _beside_decoding(self) -> bool:
-        now = time.monotonic()
-        if self._decoder.decoding:
-            self._decoded = now
-        return now - self._decoded < LULL_S
+        return self._decoder.decoding or time.monotonic() - self._decoder.stepped < LULL_S
 
     def _account(self, seconds: float) -> None:
         """Count what was spent in this step; when it is enough, wait for the next.
@@ -88,9 +100,11 @@ class PacedExecutor(ThreadPoolExecutor):
         if self._decoder.steps != self._step:
             self._step, self._spent_s = self._decoder.steps, 0.0
         self._spent_s += seconds
-        if self._spent_s < STEP_SHARE_S:
-            return
+        if self._spent_s >= STEP_SHARE_S:
+            self._await_step_after(self._step)
+
+    def _await_step_after(self, step: int) -> None:
         waited = 0.0
-        while self._decoder.decoding and self._decoder.steps == self._step and waited < STEP_WAIT_S:
+        while self._decoder.decoding and self._decoder.steps == step and waited < STEP_WAIT_S:
             self._rest(STEP_LOOK_S)
             waited += STEP_LOOK_S

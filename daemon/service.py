@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -47,6 +48,7 @@ from rowlock.daemon.pacing import PacedExecutor
 from rowlock.daemon.prefill.prefiller import SourcePrefiller
 from rowlock.daemon.probing import refuse_absent
 from rowlock.daemon.settings import Settings
+from rowlock.daemon.staging.apart import ApartHasher, Stagers
 from rowlock.journal.files import Files
 from rowlock.journal.journal import Journal
 from rowlock.journal.points import UNOBSERVED
@@ -192,11 +194,13 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     clock = SystemClock()
     scheduler = Scheduler(clock.monotonic, settings.slots)
     hashers = PacedExecutor(settings.threads, scheduler)
+    stagers = Stagers(hashers, staging_threads(settings.threads, binding), log.warning)
     context = Context(
         clock,
         random_id,
         workers=_pool(closing, ThreadPoolExecutor(WORKERS, "rowlock-worker")),
         hashers=_pool(closing, hashers),
+        new_staging=stagers.new,
         comparers=_pool(closing, ThreadPoolExecutor(settings.threads, "rowlock-comparer")),
         log=log.info,
         points=files.points,
@@ -204,24 +208,30 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
         warmup=settings.warmup,
         test_options=test_options,
     )
-    return assemble(settings, context, binding, journal, files, scheduler)
+    return assemble(settings, context, binding, journal, files, scheduler, ApartHasher(stagers), hashers.give_way)
 
 
 def assemble(
-    settings: Settings, context: Context, binding: Binding, journal: Journal, files: Files, scheduler: Scheduler
-) -> Owner:
+    settings: Settings, context: Context, binding: Binding, journal: Journal, files: Files, scheduler: Scheduler,
+    hasher: Hasher, give_way: Callable[[], None] = lambda: None,
+) -> Owner:  # fmt: skip
     """An owner of given parts."""
     stores = Stores.under(settings.state, files, settings.retention)
     stores.clear_unfinished()
     roots = settings.target_roots
     artifacts = binding.facts.binding == "atom"
-    loader = TargetLoader(binding.place, Hasher(context.hashers), stores.cache(), roots, context.log, artifacts)
+    loader = TargetLoader(binding.place, hasher, stores.cache(), roots, context.log, artifacts, give_way)
     planner = Planner(loader, stores, journal, settings.policy)
     new_prefiller = partial(SourcePrefiller, settings.prefill, log=context.log) if settings.prefill else None
     return Owner(
         context, binding, journal, stores, loader, planner, scheduler, settings.call_timeout_s, settings.upkeep,
         new_prefiller,
     )  # fmt: skip
+
+
+def staging_threads(threads: int, binding: Binding) -> int:
+    """Of the process that stages beside decoding: as many as there are, or as a device that is the host leaves."""
+    return max((os.cpu_count() or 1) - threads, 1) if binding.facts.host_memory else threads
 
 
 def _pool(closing: ExitStack, executor: ThreadPoolExecutor) -> ThreadPoolExecutor:

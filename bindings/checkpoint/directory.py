@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.files import Folder, OpenFile
 from rowlock.bindings.checkpoint.header import Extent, parse_json_strictly, read_header
 from rowlock.bindings.checkpoint.stamps import FileStamp
+from rowlock.bindings.checkpoint.tensor_files import TensorFiles
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -33,7 +34,7 @@ class Checkpoint:
         directory: where it really is.
         config: parsed ``config.json``.
         assets: tokenizer and friends.
-        extents: where each tensor lies, by tensor name.
+        files: its tensors, where they lie.
 
     """
 
@@ -46,7 +47,7 @@ class Checkpoint:
             self.directory = folder.path
             self.config: dict[str, Any] = read_config(folder)
             self.assets: Assets = read_assets(folder)
-            self.extents: dict[str, Extent] = self._read_extents(folder)
+            self.files = TensorFiles(self._read_extents(folder), self._files)
         except BaseException:
             self._closing.close()
             raise
@@ -67,7 +68,12 @@ class Checkpoint:
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
-        return {name: extent.tensor for name, extent in self.extents.items()}
+        return self.files.tensors
+
+    @property
+    def extents(self) -> Mapping[str, Extent]:
+        """Where each tensor lies, by tensor name."""
+        return self.files.extents
 
     @property
     def own_tensors(self) -> dict[str, TensorInfo]:
@@ -87,9 +93,7 @@ class Checkpoint:
             CheckpointError: UNREADABLE, or CHANGED when the file has become shorter.
 
         """
-        extent = self.extents[tensor]
-        assert 0 <= offset <= extent.tensor.nbytes - out.nbytes
-        self._files[extent.path.name].read_into(extent.offset + offset, out.data)
+        self.files.read_into(tensor, offset, out)
 
     def read_local(self, name: str, limit: int) -> bytes | None:
         """A further file of the directory, as strictly opened as the others; None if it cannot be had."""

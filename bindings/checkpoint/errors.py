@@ -30,6 +30,7 @@ class CheckpointError(Exception):
     Attributes:
         fault: the kind, stable.
         path: the file or directory concerned.
+        problem: what is wrong with it.
         hint: one sentence on what the user can do.
 
     """
@@ -38,4 +39,8 @@ class CheckpointError(Exception):
         super().__init__(f"{path}: {problem}")
         self.fault = fault
         self.path = path
+        self.problem = problem
         self.hint = hint
+
+    def __reduce__(self) -> tuple[type[CheckpointError], tuple[CheckpointFault, Path, str, str]]:
+        return type(self), (self.fault, self.path, self.problem, self.hint)

@@ -22,13 +22,14 @@ class OpenFile:
 
     Attributes:
         path: for messages.
+        descriptor: of the file; negative once it is closed.
         stamp: what the file system said when it was opened.
 
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self.stamp = stamp_of(os.fstat(descriptor))
 
     def read(self, limit: int) -> bytes:
@@ -52,7 +53,7 @@ class OpenFile:
         """Fill ``out`` from ``offset`` on. Raises CheckpointError: UNREADABLE, or CHANGED when it ends before."""
         while out:
             try:
-                count = os.preadv(self._descriptor, [out], offset)
+                count = os.preadv(self.descriptor, [out], offset)
             except OSError as error:
                 raise CheckpointError(CheckpointFault.UNREADABLE, self.path, str(error)) from error
             if count == 0:
@@ -62,12 +63,12 @@ class OpenFile:
     @property
     def unchanged(self) -> bool:
         """Whether it still is what it was when it was opened, as far as the file system says."""
-        return stamp_of(os.fstat(self._descriptor)).content_key == self.stamp.content_key
+        return stamp_of(os.fstat(self.descriptor)).content_key == self.stamp.content_key
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
 
 class Folder:

@@ -14,6 +14,7 @@ from blake3 import blake3
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
+from rowlock.bindings.checkpoint.tensor_files import TensorFiles
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -56,29 +57,25 @@ class Hasher:
             CheckpointError: unreadable, changed meanwhile, or an alias that differs.
 
         """
-        tensors = {
-            name: TensorManifest(info, digests)
-            for (name, info), digests in zip(
-                checkpoint.tensors.items(), self._file_digests(checkpoint, progress), strict=True
-            )
-        }
+        digests = self.tensor_digests(checkpoint.files, progress)
+        tensors = {name: TensorManifest(info, digests[name]) for name, info in checkpoint.tensors.items()}
         checkpoint.check_unchanged()
         for alias, original in aliases.items():
             if alias in tensors:
                 _check_alias(checkpoint, tensors.pop(alias), tensors.get(original))
         return Manifest.of(tensors.values())
 
-    def _file_digests(self, checkpoint: Checkpoint, progress: Progress) -> Iterator[bytes]:
-        """Group digests, concatenated, of every tensor in order."""
+    def tensor_digests(self, files: TensorFiles, progress: Progress = no_progress) -> dict[str, bytes]:
+        """Group digests, concatenated, of every tensor, by name. Raises CheckpointError."""
 
         def job(pieces: list[_Piece]) -> list[bytes]:
-            found = [self._piece_digests(checkpoint, piece) for piece in pieces]
+            found = [self._piece_digests(files, piece) for piece in pieces]
             progress(sum(piece.stop - piece.start for piece in pieces))
             return found
 
-        batches = list(_batches(checkpoint.tensors.values()))
+        batches = list(_batches(files.tensors.values()))
         jobs = [self._executor.submit(job, batch) for batch in batches]
-        parts: dict[str, list[bytes]] = {name: [] for name in checkpoint.tensors}
+        parts: dict[str, list[bytes]] = {name: [] for name in files.extents}
         try:
             for batch, future in zip(batches, jobs, strict=True):
                 for piece, digests in zip(batch, future.result(), strict=True):
@@ -86,15 +83,15 @@ class Hasher:
         finally:
             for future in jobs:
                 future.cancel()
-        return (b"".join(digests) for digests in parts.values())
+        return {name: b"".join(digests) for name, digests in parts.items()}
 
-    def _piece_digests(self, checkpoint: Checkpoint, piece: _Piece) -> bytes:
+    def _piece_digests(self, files: TensorFiles, piece: _Piece) -> bytes:
         group_bytes = piece.info.group_rows * piece.info.row_bytes
         step = max(READ_BYTES // group_bytes, 1) * group_bytes
         parts = []
         for position in range(piece.start, piece.stop, step):
             buffer = self._buffer(min(step, piece.stop - position))
-            checkpoint.read_into(piece.info.name, position, buffer)
+            files.read_into(piece.info.name, position, buffer)
             parts.append(hash_groups(buffer, group_bytes))
         return b"".join(parts)
 

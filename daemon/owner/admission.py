@@ -9,7 +9,7 @@ from rowlock.daemon.owner.chronicle import Chronicle
 from rowlock.daemon.owner.core import Core
 from rowlock.daemon.owner.in_place import InPlace
 from rowlock.daemon.owner.options import Options
-from rowlock.daemon.owner.record import Stopwatch, TransitionRecord, summarise_plan
+from rowlock.daemon.owner.record import Stopwatch, TransitionRecord
 from rowlock.daemon.owner.reload import Reload
 from rowlock.daemon.owner.repair import Repair
 from rowlock.daemon.owner.states import TransitionState
@@ -62,7 +62,7 @@ def new_record(admission: Admission, core: Core) -> TransitionRecord:
         to_identity=plan.to_identity if plan else None,
         generation_from=resident.generation if resident else 0,
         created=core.context.clock.now(),
-        plan=summarise_plan(plan) if plan else {},
+        plan=plan.summary if plan else {},
         undo=plan.undo.value if plan else "NONE",
         verify=plan.verify.value if plan else "",
         target_check=plan.target_check.value if plan else "",

@@ -8,10 +8,13 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rowlock.bindings.device import Variant
 from rowlock.journal.points import Points
+
+if TYPE_CHECKING:
+    from rowlock.daemon.owner.staging import Staging
 
 
 class Clock(Protocol):
@@ -65,6 +68,7 @@ class Context:
         new_id: makes ids that never repeat.
         workers: run whole jobs (staging, hashing of one model, durable writes).
         hashers: run the small pieces of such jobs; never wait for others, and give way to decoding.
+        new_staging: makes one, for one transition; blocks, and is not for the owner thread.
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
         points: told of every device effect, and of every phase; the journal and its files have the same.
@@ -78,6 +82,7 @@ class Context:
     new_id: Callable[[], str]
     workers: Executor
     hashers: Executor
+    new_staging: Callable[[], Staging]
     comparers: Executor
     log: Callable[..., None]
     points: Points

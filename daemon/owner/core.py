@@ -17,7 +17,6 @@ from rowlock.daemon.owner.prefilling import Prefiller
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import Drift
 from rowlock.daemon.owner.scheduler import Scheduler
-from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import TargetLoader
 from rowlock.journal.journal import Journal
@@ -81,7 +80,6 @@ class Core:
     journal: Journal
     stores: Stores
     loader: TargetLoader
-    stager: Stager
     comparer: Comparer
     scheduler: Scheduler
     notify: Callable[[str], None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
-import itertools
 import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,12 +49,28 @@ def new_images(layout: Layout, parents: Iterable[str], *, sparse: bool = False) 
             for each 4 KiB costs as much as the copy that makes it.
 
     """
-    names = list(parents)
-    sizes = [layout.parents[name].nbytes for name in names]
-    starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
-    nbytes = max(starts[-1], 1)
-    buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if sparse else np.empty(nbytes, np.uint8)
-    return {name: buffer[start : start + size] for name, start, size in zip(names, starts, sizes, strict=False)}
+    sizes = image_sizes(layout, parents)
+    nbytes = buffer_bytes(sizes)
+    return cut(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if sparse else np.empty(nbytes, np.uint8), sizes)
+
+
+def image_sizes(layout: Layout, parents: Iterable[str]) -> dict[str, int]:
+    """Bytes of the image of each parent, by name."""
+    return {name: layout.parents[name].nbytes for name in parents}
+
+
+def buffer_bytes(sizes: Mapping[str, int]) -> int:
+    """Size of the buffer that images of such sizes are cut from; never 0."""
+    return max(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()), 1)
+
+
+def cut(buffer: Bytes, sizes: Mapping[str, int]) -> dict[str, Bytes]:
+    """Images of such sizes, one after the other in a buffer."""
+    images, start = {}, 0
+    for name, size in sizes.items():
+        images[name] = buffer[start : start + size]
+        start += -(-size // ALIGNMENT) * ALIGNMENT
+    return images
 
 
 def tensor_bytes(images: Images, placement: Placement) -> Bytes:

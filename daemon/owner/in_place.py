@@ -25,7 +25,6 @@ from rowlock.daemon.owner.images import (
     Images,
     Piece,
     first_mismatch,
-    new_images,
     pieces_of,
     read_slices,
     rows_of,
@@ -37,7 +36,7 @@ from rowlock.daemon.owner.outcome import become_resident, generation_row, keep_t
 from rowlock.daemon.owner.record import RowRange
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.rows import group_ranges, row_ranges
-from rowlock.daemon.owner.stage import Settled
+from rowlock.daemon.owner.staging import Settled, parts_of
 from rowlock.daemon.owner.states import TransitionEvent, TransitionState
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.transit import Transit
@@ -92,10 +91,8 @@ class InPlace(Transit):
         return self.resident.runtime.allocations
 
     def prepare(self) -> Steps[None]:
-        core, watch, layout = self.core, self.watch, self.resident.model.layout
+        core, watch = self.core, self.watch
         with watch.phase("stage"):
-            self.expected = new_images(layout, self.parents, sparse=self.plan.by_digest)
-            self.before = new_images(layout, self.parents, sparse=self.plan.by_digest)
             yield from core.on_worker(self._stage)
         jobs: list[Future[Settled]] = []
         with watch.phase("undo"):
@@ -118,10 +115,13 @@ class InPlace(Transit):
         if self._undo_in_file:
             core.stores.undo.reserve(record.id, plan.bytes_max)
         model = self.target.model
+        staging = self.begin_staging()
+        self.expected = staging.new_images(model.layout, self.parents, sparse=plan.by_digest)
+        self.before = staging.new_images(model.layout, self.parents, sparse=plan.by_digest)
         whole = self.target.whole and plan.target_check is TargetCheck.WHOLE
-        core.stager.stage(self.target.source, model.manifest, model.layout, self.expected, self.changed, whole=whole)
-        if core.scheduler.decoding and not plan.by_digest:
-            core.stager.touch(self.before)
+        staging.stage(self.target.source, model.manifest, model.layout, self.expected, self.changed, whole=whole)
+        if not plan.by_digest:
+            staging.at_hand(self.before)
         keep_target(core, self.target)
         self.chronicle.stage(f"{plan.groups} groups of {len(plan.changes)} tensors read and proved", groups=plan.groups)
 
@@ -142,24 +142,23 @@ class InPlace(Transit):
                 yield None
 
     def _settle(self, parent: str) -> list[Future[Settled]]:
-        return self.core.stager.settle(
-            parent, self.before, self.expected, self.resident.model, self.target.model, self.changed,
-            sparse=self.plan.by_digest,
-        )  # fmt: skip
+        assert self.staging is not None
+        parts = parts_of(parent, self.resident.model, self.target.model, self.changed)
+        return self.staging.settle(self.before, self.expected, parts, sparse=self.plan.by_digest)
 
     def _gather(self, jobs: list[Future[Settled]]) -> None:
         """What settling found: refuse drift and new non-finite values; else the exact rows."""
-        settled = [job.result() for job in jobs]
-        drift = tuple(item for piece in settled for item in piece.drift)
-        if drift:
-            raise _drifted(drift)
-        nonfinite = sum(piece.nonfinite for piece in settled)
-        if nonfinite and not self.options.allow_nonfinite:
+        assert self.staging is not None
+        settled = Settled.together(job.result() for job in jobs)
+        if settled.drift:
+            raise _drifted(settled.drift)
+        if settled.nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(
-                Reason.NONFINITE, f"{nonfinite} values are NaN or infinite where the resident ones are not"
+                Reason.NONFINITE, f"{settled.nonfinite} values are NaN or infinite where the resident ones are not"
             )
-        runs = (run for piece in settled for run in piece.runs)
-        self.ranges = row_ranges(runs, self.resident.model.layout, self.allocations)
+        self.ranges = row_ranges(settled.runs, self.resident.model.layout, self.allocations)
+        if not self.plan.by_digest:
+            self.staging.at_hand(self.expected)
 
     def _write_undo(self) -> None:
         groups = {}
@@ -170,6 +169,9 @@ class InPlace(Transit):
                 first, stop = placement.tensor.group_span(group)
                 groups[name, group] = old[first * row_bytes : stop * row_bytes].data
         self.core.stores.undo.write(self.chronicle.record.id, groups)
+
+    def drop_images(self) -> None:
+        self.before = self.expected = {}
 
     def exclude(self) -> None:
         with self.watch.phase("apply"):
@@ -278,7 +280,6 @@ class InPlace(Transit):
         """
         core, resident, parents = self.core, self.core.resident, self.parents
         assert resident is not None
-        self.before = self.expected = {}
         try:
             found = yield from read_digests(core, resident, parents, serving=True)
             drift = drift_of(found, resident.model.manifest)

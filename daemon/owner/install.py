@@ -9,15 +9,16 @@ from rowlock.bindings.device import DeviceError, DeviceFault, Runtime, Variant
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
 from rowlock.daemon.owner.core import Core
-from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, new_images, whole_parents
+from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, whole_parents
 from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.staging import Staging
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.warmup import refuse_variant, warm_up
 from rowlock.v1.errors import OwnerError, Reason
 
 
-def stage_whole(core: Core, target: Target) -> tuple[Images, int]:
+def stage_whole(staging: Staging, target: Target) -> tuple[Images, int]:
     """Every byte of a target in private memory, each digest checked.
 
     Blocks: not for the owner thread while it serves.
@@ -27,10 +28,12 @@ def stage_whole(core: Core, target: Target) -> tuple[Images, int]:
 
     """
     manifest, layout = target.model.manifest, target.model.layout
-    images = new_images(layout, layout.parents)
+    images = staging.new_images(layout, layout.parents)
     wanted = {name: range(tensor.info.groups) for name, tensor in manifest.tensors.items()}
-    core.stager.stage(target.source, manifest, layout, images, wanted, whole=True)
-    return images, core.stager.nonfinite(images, layout)
+    staging.stage(target.source, manifest, layout, images, wanted, whole=True)
+    found = staging.nonfinite(images, layout)
+    staging.at_hand(images)
+    return images, found
 
 
 def prepare(core: Core, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...]) -> None:
@@ -97,7 +100,11 @@ def install(core: Core, target: Target, cancelled: Callable[[], bool]) -> Runtim
 
     """
     prepare(core, target.config, target.model.layout, core.context.variants)
-    images, _ = stage_whole(core, target)
+    staging = core.context.new_staging()
+    try:
+        images, _ = stage_whole(staging, target)
+    finally:
+        staging.close()
     runtime = create(core, target)
     try:
         upload(core, runtime, images)

@@ -26,7 +26,6 @@ from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.scheduler import Scheduler
 from rowlock.daemon.owner.scrub import Scrub
-from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.startup import Startup, start_up
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import Target, TargetLoader
@@ -75,7 +74,6 @@ class Owner:
             journal=journal,
             stores=stores,
             loader=loader,
-            stager=Stager(context.hashers),
             comparer=Comparer(None if binding.facts.host_memory else context.comparers),
             scheduler=scheduler,
             notify=self.followers.notify,

@@ -134,7 +134,11 @@ class Planner:
         )
         generation = resident.generation if resident else 0
         try:
-            return plan_transition(resident.model if resident else None, target.model, generation, policy)
+            self.loader.give_way()
+            plan = plan_transition(resident.model if resident else None, target.model, generation, policy)
+            self.loader.give_way()
+            assert plan.summary, "made here, where nobody waits for it, and not by the owner thread"
+            return plan
         except PlanRefusedError as error:
             target.close()
             raise OwnerError(Reason.PLAN_REFUSED, str(error)) from error

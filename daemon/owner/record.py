@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.device import Counters
-from rowlock.bindings.plan import Plan
 from rowlock.daemon.owner.context import Clock
 from rowlock.journal.points import Moment, Point, Points
 
@@ -80,7 +79,8 @@ class TransitionRecord:
     readback: str = ""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # asdict would copy the plan
+        return json.dumps(values, separators=(",", ":"), default=asdict)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -90,15 +90,6 @@ class TransitionRecord:
         for name in ("from_identity", "to_identity"):
             known[name] = Identity(**known[name]) if known[name] else None
         return cls(**known)
-
-
-def summarise_plan(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON-able values: group lists become counts."""
-    left_out = {"from_identity", "to_identity", "changes", "blockers"}
-    values = {item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in left_out}
-    values["changes"] = [{**asdict(replace(item, groups=())), "groups": len(item.groups)} for item in plan.changes]
-    values["blockers"] = [asdict(item) for item in plan.blockers]
-    return {**values, "digest": plan.digest}
 
 
 class Stopwatch:

@@ -48,7 +48,7 @@ class Reload(Transit):
         core.journal.reserve_ballast()
         if self.resident is not None and not self.options.allow_irreversible:
             self._prove_rebuildable(self.resident)
-        self.images, nonfinite = stage_whole(core, self.target)
+        self.images, nonfinite = stage_whole(self.begin_staging(), self.target)
         if nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(Reason.NONFINITE, f"{nonfinite} values of the target are NaN or infinite")
         prepare(core, self.target.config, self.target.model.layout, core.context.variants)
@@ -64,6 +64,9 @@ class Reload(Transit):
             self.old = old_target(self.core, old)
         except OwnerError as error:
             raise OwnerError(Reason.IRREVERSIBLE, f"the resident identity could not be rebuilt: {error}") from error
+
+    def drop_images(self) -> None:
+        self.images = {}
 
     def close(self) -> None:
         super().close()
@@ -108,7 +111,7 @@ class Reload(Transit):
     def restore(self, error: Exception) -> None:
         """Close what there is, load the old identity again, and prove it."""
         core, old = self.core, self.resident
-        self.images = {}
+        self.drop_images()
         if self.runtime is not None:
             core.close_runtime(self.runtime)
         if old is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -83,6 +84,7 @@ class Scheduler:
 
     def __init__(self, monotonic: Callable[[], float], slots: int = ACTIVE_MAX) -> None:
         self._monotonic = monotonic
+        self.stepped = -math.inf
         self._slots = slots
         self._imports: Imports | None = None
         self._blocked = False
@@ -320,7 +322,7 @@ class Scheduler:
             self.cancel_active(_failure(error))
             return
         finally:
-            self.served = replace(self.served, steps=self.served.steps + 1)
+            self.served, self.stepped = replace(self.served, steps=self.served.steps + 1), self._monotonic()
         for active, step in zip(batch, steps, strict=True):
             self._take(active, step)
         for active, step in reversed(list(zip(batch, steps, strict=True))):

@@ -1,18 +1,28 @@
-"""Where staged bytes come from, besides a checkpoint: groups that are kept."""
+"""Where staged bytes come from: a checkpoint, or groups that are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
-from rowlock.daemon.owner.target import RowSource
 from rowlock.v1.errors import OwnerError, Reason
 
 Groups = Mapping[tuple[str, int], memoryview]
 """Bytes of whole groups, by (tensor, group)."""
+
+
+class RowSource(Protocol):
+    """Where staged bytes come from."""
+
+    def read_into(self, tensor: str, offset: int, out: Bytes) -> None:
+        """Copy bytes of a tensor, from its byte ``offset`` on, into ``out``."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

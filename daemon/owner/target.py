@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from rowlock.bindings.checkpoint.artifacts import ArtifactDirectory
 from rowlock.bindings.checkpoint.cache import ManifestCache
@@ -16,23 +15,13 @@ from rowlock.bindings.checkpoint.hashing import Hasher, Progress, no_progress
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.checkpoint.manifest import Manifest
 from rowlock.bindings.checkpoint.stamps import FileStamp
-from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import DeviceError
 from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.layout import Layout, layout_of
 from rowlock.bindings.plan import Model
+from rowlock.daemon.owner.sources import RowSource
 from rowlock.daemon.owner.text import Text
 from rowlock.v1.errors import OwnerError, Reason
-
-
-class RowSource(Protocol):
-    """Where staged bytes come from."""
-
-    def read_into(self, tensor: str, offset: int, out: Bytes) -> None:
-        """Copy bytes of a tensor, from its byte ``offset`` on, into ``out``."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +64,7 @@ class TargetLoader:
         roots: if not empty, targets must really lie below one of them.
         log: told when a manifest could not be cached.
         artifacts: the device runs compiled graphs.
+        give_way: called between pieces of a few ms, which hold the interpreter's lock: those who decode want it too.
 
     """
 
@@ -84,6 +74,7 @@ class TargetLoader:
     roots: tuple[Path, ...] = ()
     log: Callable[..., None] = lambda *_args, **_fields: None
     artifacts: bool = False
+    give_way: Callable[[], None] = lambda: None
 
     def open(self, directory: Path, progress: Progress = no_progress, known: Text | None = None) -> Target:
         """Parse, check and digest a checkpoint. The caller closes the target.
@@ -102,8 +93,10 @@ class TargetLoader:
             graphs = ArtifactDirectory.find(directory, self.roots)
             if graphs is not None:
                 return self._understand_graphs(graphs, known)
+            self.give_way()
             checkpoint = Checkpoint.open(directory, self.roots)
             try:
+                self.give_way()
                 return self._understand(checkpoint, progress, known)
             except BaseException:
                 checkpoint.close()
@@ -122,6 +115,7 @@ class TargetLoader:
         config = parse_config(checkpoint.directory, checkpoint.config)
         layout = self.place(layout_of(checkpoint, config))
         text = _text(checkpoint, known)
+        self.give_way()
         manifest = self.cache.find(checkpoint)
         if manifest is None:
             manifest = self.hasher.manifest(checkpoint, tied_aliases(checkpoint.config), progress)

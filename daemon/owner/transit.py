@@ -13,6 +13,7 @@ from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.outcome import conclude, is_expected, publish_quarantine, sweep
 from rowlock.daemon.owner.record import RowRange, Stopwatch, counters_json
 from rowlock.daemon.owner.resident import Resident
+from rowlock.daemon.owner.staging import Staging
 from rowlock.daemon.owner.states import TERMINAL, TransitionEvent, TransitionState
 from rowlock.daemon.owner.target import Target
 from rowlock.journal.journal_file import CommitUnknownError, JournalError
@@ -25,6 +26,7 @@ class Transit(ABC):
     Attributes:
         resident: what is resident at the start, or None.
         target: where it goes; None for an unload.
+        staging: where this transition stages, once it does.
         failure: why it did not publish; a failure of what came after that is its ``__cause__``.
         exclusive_ms: measured from the first fence to the end of the exclusive section.
 
@@ -38,6 +40,7 @@ class Transit(ABC):
     target: Target | None
     counters: Counters = field(default_factory=Counters)
     exclusive_ms: float = 0.0
+    staging: Staging | None = None
     failure: Exception | None = None
 
     @abstractmethod
@@ -58,6 +61,14 @@ class Transit(ABC):
 
     def afterwards(self) -> None:  # noqa: B027 - most kinds have nothing left
         """What is left to do once the outcome is recorded and requests go on."""
+
+    def drop_images(self) -> None:  # noqa: B027 - an unload has none
+        """Let go of what was staged: it is over. On a worker, since giving much memory back takes its time."""
+
+    def begin_staging(self) -> Staging:
+        """Decide where this transition stages. On a worker."""
+        self.staging = self.core.context.new_staging()
+        return self.staging
 
     def close(self) -> None:
         """Close what was opened for this transition."""
@@ -91,6 +102,7 @@ class Transit(ABC):
             else:
                 self.close()
         blocked_ms = self.watch.since(blocked) if blocked is not None else 0.0
+        yield from core.on_worker(self._tidy_up)
         yield from core.on_worker(self._complete_record, blocked_ms)
         self.afterwards()
 
@@ -172,6 +184,12 @@ class Transit(ABC):
             self.core.context.log("transition.bug", transition=self.chronicle.record.id, exc_info=error)
         event = TransitionEvent.CANCELLED if isinstance(error, CancelledError) else TransitionEvent.FAILED
         conclude(self.core, self.chronicle, event, "nothing was written", error)
+
+    def _tidy_up(self) -> None:
+        if not self.core.quarantined:
+            self.drop_images()
+        if self.staging is not None:
+            self.staging.close()
 
     def _complete_record(self, blocked_ms: float) -> None:
         """Write down what is known only after the last commit. On a worker: nobody waits for it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from support.owners import Answer
 
+from rowlock.bindings.checkpoint.hashing import Hasher
 from rowlock.bindings.device import Sampling
 from rowlock.bindings.plan import Plan, Require
 from rowlock.daemon.owner.admission import Admission
@@ -23,6 +24,7 @@ from rowlock.daemon.owner.pushing import PushedRows
 from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.owner.requests import GenerationRequest
 from rowlock.daemon.owner.scheduler import Scheduler
+from rowlock.daemon.owner.stage import Stager
 from rowlock.daemon.owner.startup import Startup
 from rowlock.daemon.owner.target import Target
 from rowlock.daemon.owner.verification import Verification
@@ -136,9 +138,12 @@ class Process:
         self.journal._file._reader_lock = OneThreadLock()  # type: ignore[assignment]
         clock, inline = SimClock(), Inline()
         self.binding = SimBinding(device, hook)
-        context = Context(clock, lambda: f"{name}{next(ids)}", inline, inline, inline, self._log, self.points)
+        context = Context(
+            clock, lambda: f"{name}{next(ids)}", inline, inline, lambda: Stager(inline), inline, self._log, self.points
+        )
         chosen = Settings("sim", STATE, STATE / "unused.sock", **settings)
-        self.owner = assemble(chosen, context, self.binding, self.journal, files, Scheduler(clock.monotonic))
+        scheduler = Scheduler(clock.monotonic)
+        self.owner = assemble(chosen, context, self.binding, self.journal, files, scheduler, Hasher(inline))
 
     def start(self, initial: Path | None = None, *, reload: bool = True) -> Process:
         """Recover, and load."""

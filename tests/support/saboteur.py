@@ -4,7 +4,8 @@
 
     {"fault": NAME, "at": 0}
 
-The fault happens once, at the span with that number of a prompt; then the file is gone.
+The fault happens once, at the span with that number of a prompt; then the file is gone. A source that dies, or is held
+at a gate, may do so at what comes after the last span too.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Saboteur:
             order: dict[str, Any] = json.loads(self._orders.read_text())
         except FileNotFoundError:
             return None
-        wanted = {"two dones": Done, "gate": Span | Done}.get(order["fault"], Span)
+        wanted = {"two dones": Done, "gate": Span | Done, "die": Span | Done}.get(order["fault"], Span)
         return order if isinstance(frame, wanted) and order.get("at", 0) in {self._spans, None} else None
 
     def _obey(self, link: Link, fault: str, frame: Any) -> None:

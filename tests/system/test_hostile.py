@@ -597,7 +597,7 @@ def test_staging_works_under_any_niceness() -> None:
     code = (
         "import os, types; os.nice(12)\n"
         "from rowlock.daemon.pacing import PacedExecutor\n"
-        "decoder = types.SimpleNamespace(decoding=True, steps=0)\n"
+        "decoder = types.SimpleNamespace(decoding=True, steps=0, stepped=0.0)\n"
         "with PacedExecutor(2, decoder) as executor: print(sum(executor.map(int, '12345')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,16 @@ import pytest
 from support.owners import OwnerHarness, running_owner
 from support.prefilling import Remote, fails, remote_owner
 
+from rowlock.bindings.cpu.binding import CpuBinding
+from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.model.cache.geometry import CacheLimits
+from rowlock.bindings.model.importing import DecoderImport
+from rowlock.daemon import service as service_module
+from rowlock.daemon.environments import DeviceRefusedError
 from rowlock.daemon.owner.requests import GivenUp
 from rowlock.daemon.prefill import keeper as keeper_module
 from rowlock.daemon.prefill.protocol.frames import Mode
+from rowlock.daemon.settings import Settings
 from rowlock.v1.errors import Reason
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -189,6 +196,84 @@ def test_a_source_that_ends_loses_its_prompts_and_is_started_again(
     assert again.restarts == before.restarts + 1
     assert faulty.ask("hello", 24).wait() == expected["hello"]
     faulty.settle()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("slots", [8, 1], ids=["on its way", "prefetched"])
+def test_a_source_can_be_killed_after_every_span(
+    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Two layers in three pieces are six spans; killed at the seventh frame, it has only not said that it is done.
+
+    With one place, the survivor's, the prompt is computed ahead of its turn.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setattr(keeper_module, "BACKOFF_S", (0.0,))
+    orders, prompt = tmp_path / "orders.json", "c" * 70
+    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders)}}
+    stream = {"mode": Mode.STREAM, "layers_per_span": 1, "chunk": 32}
+    with remote_owner(tmp_path / "state", tiny, source, {"slots": slots}, **stream) as remote:
+        wanted = remote.ask(prompt, 24).wait()
+        remote.harness.core.resident.runtime._inner._current_cache().forget_prefixes()
+        for span in range(7):
+            survivor = Survivor(remote, expected)
+            remote.turn()
+            before = remote.view
+            order(orders, "die", span)
+            failed = remote.ask(prompt, 24)
+            error = fails(failed)
+            assert (error.reason, "closed its end" in str(error)) == (Reason.SOURCE_FAILED, True)
+            survivor.check()
+            after = remote.ready()
+            assert after.counters.spans - before.counters.spans == span, "it was killed at another span"
+            assert remote.ask(prompt, 24).wait() == wanted
+            remote.settle()
+            remote.harness.core.resident.runtime._inner._current_cache().forget_prefixes()
+        assert remote.view.restarts == 7
+    gc.collect()
+    assert not open_files()
+
+
+def test_a_copy_that_fails_fails_its_request_alone(
+    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second copy of a prompt fails, at the device's boundary."""
+    write, copies = DecoderImport.write, []
+
+    def failing(self: DecoderImport, layer: int, first: int, states: Any) -> None:
+        if armed:
+            copies.append(layer)
+            if len(copies) == 2:
+                armed.clear()
+                raise DeviceError(DeviceFault.LOST, "the copy engine is gone")
+        write(self, layer, first, states)
+
+    armed: list[bool] = []
+    monkeypatch.setattr(DecoderImport, "write", failing)
+    with remote_owner(tmp_path / "state", tiny, mode=Mode.STREAM, layers_per_span=1) as remote:
+        survivor = Survivor(remote, expected)
+        armed.append(True)
+        error = fails(remote.ask("hello", 24))
+        assert (error.reason, "the copy engine is gone" in str(error)) == (Reason.DEVICE_FAILED, True)
+        assert remote.ask("hello", 24).wait() == expected["hello"]
+        survivor.check()
+        remote.settle()
+        assert (remote.view.state, remote.view.counters.failed) == ("READY", 1)
+
+
+def test_a_device_that_cannot_import_is_refused_at_the_start(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_binding = service_module.open_binding
+
+    def without_imports(settings: Settings) -> CpuBinding:
+        binding = open_binding(settings)
+        binding.facts = replace(binding.facts, imports=False)
+        return binding
+
+    monkeypatch.setattr(service_module, "open_binding", without_imports)
+    with pytest.raises(DeviceRefusedError, match=r"cannot import K/V.*--prefill none"), remote_owner(tmp_path, tiny):
+        pass
 
 
 def open_files() -> list[str]:

@@ -16,6 +16,7 @@ from rowlock.daemon.owner.record import TransitionRecord
 from rowlock.daemon.prefill.protocol.frames import Mode
 from rowlock.v1.errors import Reason
 
+SURVIVOR = "I will be here until the end. "
 PROMPT = "Something of which the beginning is known. "
 
 
@@ -109,6 +110,9 @@ def test_a_source_that_comes_back_with_other_weights_is_refused(tmp_path: Path, 
     shutil.copytree(tiny, model)
     with remote_owner(tmp_path / "state", model) as remote:
         assert remote.ask(PROMPT, 24).wait()
+        alone = remote.ask(SURVIVOR, 512).wait()
+        survivor = remote.ask(SURVIVOR, 512)
+        survivor.wait_token()
         other = change_rows(tiny, tmp_path / "changed", Q0, [0], negate)
         (other / "model.safetensors").rename(model / "model.safetensors")
         os.kill(remote.view.pid, signal.SIGKILL)
@@ -117,6 +121,7 @@ def test_a_source_that_comes_back_with_other_weights_is_refused(tmp_path: Path, 
         error = fails(remote.ask(PROMPT, 24))
         assert error.reason is Reason.SOURCE_ABSENT
         assert "hello.weights" in str(error)
+        assert survivor.wait() == alone
 
 
 def test_without_its_source_an_owner_computes_prompts_itself_only_when_told_to(tmp_path: Path, tiny: Path) -> None:

@@ -21,6 +21,7 @@ ALLOWED = {
     "daemon.answering": {"daemon.answering", "daemon.owner", "bindings", "v1"},
     "daemon.http": {"daemon.http", "daemon.answering", "daemon.settings", "daemon.owner", "bindings", "v1"},
     "daemon.api": {"daemon.api", "daemon.answering", "daemon.settings", "daemon.owner", "bindings", "journal", "v1"},
+    "daemon.staging": {"daemon.staging", "daemon.pacing", "daemon.owner", "bindings", "v1"},
     "daemon.prefill": {"daemon.prefill", "daemon.owner", "bindings", "v1"},
     # what a source for another device needs: the standard library, and for its engine numpy
     "daemon.prefill.protocol": {"daemon.prefill.protocol"},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +20,7 @@ class Decoding:
     decoding: bool = True
     steps: int = 0
     looks_per_step: int = 3
+    stepped: float = -math.inf
     rests: list[float] = field(default_factory=list)
 
     def rest(self, seconds: float) -> None:
@@ -91,11 +94,37 @@ def test_a_lull_between_requests_is_still_beside_decoding(monkeypatch: pytest.Mo
     monkeypatch.setattr(pacing, "LULL_S", 1000.0)
     running, decoding = Running(), Decoding()
     with PacedExecutor(3, decoding, decoding.rest) as executor:
-        executor.submit(int).result(30)
-        decoding.decoding = False
+        decoding.decoding, decoding.stepped = False, time.monotonic()
         pieces = [executor.submit(running.piece) for _ in range(2)]
         assert running.entered.acquire(timeout=30)
         assert not running.entered.acquire(timeout=0.1), "a second piece ran though clients ask again at once"
         running.release.set()
         for piece in pieces:
             piece.result(30)
+
+
+def test_clients_that_ask_again_at_once_are_expected() -> None:
+    decoding = Decoding(decoding=False, stepped=time.monotonic() + 1000)
+
+    def rest(_seconds: float) -> None:
+        decoding.decoding = True
+
+    with PacedExecutor(1, decoding, rest) as executor:
+        assert executor.decoding_goes_on()
+
+
+def test_nobody_is_expected_for_long() -> None:
+    decoding = Decoding(decoding=False, stepped=time.monotonic() - pacing.NEXT_S)
+    with PacedExecutor(1, decoding, decoding.rest) as executor:
+        assert not executor.decoding_goes_on()
+    assert decoding.rests == []
+
+
+def test_giving_way_lets_one_step_end() -> None:
+    decoding = Decoding()
+    with PacedExecutor(1, decoding, decoding.rest) as executor:
+        executor.give_way()
+        assert decoding.steps == 1
+        decoding.decoding = False
+        executor.give_way()
+    assert len(decoding.rests) == decoding.looks_per_step

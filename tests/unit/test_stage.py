@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.checkpoints import EMBED, NORM, write_tiny
 
-from rowlock.bindings.checkpoint.hashing import hash_groups
+from rowlock.bindings.checkpoint.directory import Checkpoint
+from rowlock.bindings.checkpoint.hashing import Hasher, hash_groups
 from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.bindings.checkpoint.manifest import Manifest, TensorManifest
 from rowlock.bindings.checkpoint.tensors import Bytes, TensorInfo
 from rowlock.bindings.device import Allocation
-from rowlock.bindings.model.layout import Layout, ParentInfo, Placement
+from rowlock.bindings.model.config import parse_config
+from rowlock.bindings.model.layout import Layout, ParentInfo, Placement, layout_of
 from rowlock.bindings.plan import Model
-from rowlock.daemon.owner.images import SLICE_BYTES, SLICE_S, StepBudget, new_images
+from rowlock.daemon.owner.images import SLICE_BYTES, SLICE_S, Images, StepBudget, new_images, tensor_bytes
 from rowlock.daemon.owner.rows import count_nonfinite, new_nonfinite, row_ranges, row_runs
-from rowlock.daemon.owner.stage import Settled, Stager
+from rowlock.daemon.owner.stage import Stager
+from rowlock.daemon.owner.staging import Settled, Staging, parts_of
+from rowlock.daemon.staging.apart import ApartStager
+from rowlock.daemon.staging.process import StagingProcess
 from rowlock.v1.errors import OwnerError, Reason
 
 # Two tensors in one parent, with rows of an odd size: nothing is aligned by luck.
@@ -32,10 +41,12 @@ LAYOUT = Layout({"p": PARENT}, {"a": Placement(A, "p", 0), "b": Placement(B, "p"
 ALLOCATIONS = {"p": Allocation("x", PARENT)}
 
 
-@pytest.fixture(scope="module")
-def stager() -> Iterator[Stager]:
+@pytest.fixture(scope="module", params=["here", "apart"])
+def stager(request: pytest.FixtureRequest) -> Iterator[Staging]:
     with ThreadPoolExecutor(2) as executor:
-        yield Stager(executor)
+        staging = Stager(executor) if request.param == "here" else ApartStager(StagingProcess(2), executor)
+        yield staging
+        staging.close()
 
 
 class MemorySource:
@@ -62,8 +73,10 @@ def manifest_of(tensors: dict[str, Bytes]) -> Manifest:
     )
 
 
-def image_of(tensors: dict[str, Bytes]) -> dict[str, Bytes]:
-    return {"p": np.concatenate([tensors["a"], tensors["b"]])}
+def image_of(stager: Staging, tensors: dict[str, Bytes]) -> Images:
+    images = stager.new_images(LAYOUT, ["p"])
+    images["p"][:] = np.concatenate([tensors["a"], tensors["b"]])
+    return images
 
 
 def model_of(tensors: dict[str, Bytes]) -> Model:
@@ -71,18 +84,9 @@ def model_of(tensors: dict[str, Bytes]) -> Model:
     return Model(Identity("00" * 32, "11" * 32, manifest.root), manifest, LAYOUT, "/m")
 
 
-def settle(
-    stager: Stager, old: dict[str, Bytes], new: dict[str, Bytes], before: dict[str, Bytes], expected: dict[str, Bytes]
-) -> Settled:
-    resident, target = model_of(old), model_of(new)
-    changed = changes(old, new)
-    jobs = stager.settle("p", before, expected, resident, target, changed, sparse=False)
-    found = [job.result() for job in jobs]
-    return Settled(
-        drift=tuple(item for piece in found for item in piece.drift),
-        runs=tuple(item for piece in found for item in piece.runs),
-        nonfinite=sum(piece.nonfinite for piece in found),
-    )
+def settle(stager: Staging, old: dict[str, Bytes], new: dict[str, Bytes], before: Images, expected: Images) -> Settled:
+    parts = parts_of("p", model_of(old), model_of(new), changes(old, new))
+    return Settled.together(job.result() for job in stager.settle(before, expected, parts, sparse=False))
 
 
 def changes(old: dict[str, Bytes], new: dict[str, Bytes]) -> dict[str, list[int]]:
@@ -92,14 +96,14 @@ def changes(old: dict[str, Bytes], new: dict[str, Bytes]) -> dict[str, list[int]
 
 
 @given(rows=st.sets(st.integers(0, 206)), bits=st.integers(0, 2002 * 8 - 1))
-def test_b2_stages_expects_and_narrows_exactly(stager: Stager, rows: set[int], bits: int) -> None:
+def test_b2_stages_expects_and_narrows_exactly(stager: Staging, rows: set[int], bits: int) -> None:
     old = random_tensors(0)
-    before = image_of(old)
+    before = image_of(stager, old)
     wanted = before["p"].copy()
     for row in rows:
         wanted[row * 2002 + bits // 8] ^= np.uint8(1 << bits % 8)
     new = {"a": wanted[: A.nbytes].copy(), "b": wanted[A.nbytes :].copy()}
-    expected = new_images(LAYOUT, ["p"])
+    expected = stager.new_images(LAYOUT, ["p"])
     expected["p"][:] = 0xAA
     source, changed = MemorySource(new), changes(old, new)
     stager.stage(source, manifest_of(new), LAYOUT, expected, changed, whole=False)
@@ -146,30 +150,59 @@ def test_only_new_values_that_are_not_finite_count(dtype: str, word: type, bad: 
     assert new_nonfinite(dtype, new.view(np.uint8), old.view(np.uint8)) == 0
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_byte_that_is_not_the_manifests_is_refused(stager: Stager, whole: bool) -> None:
+def test_a_byte_that_is_not_the_manifests_is_refused(stager: Staging) -> None:
     tensors = random_tensors(0)
     manifest = manifest_of(tensors)
     tensors["a"][50 * 2002] ^= 1  # row 50 is in group 1 of a
-    wanted = {"a": [50 // A.group_rows]} if not whole else {"b": [0]}
+    images, wanted = stager.new_images(LAYOUT, ["p"]), {"a": [50 // A.group_rows]}
     with pytest.raises(OwnerError, match=r"a: rows 33 to 65") as caught:
-        stager.stage(MemorySource(tensors), manifest, LAYOUT, new_images(LAYOUT, ["p"]), wanted, whole=whole)
+        stager.stage(MemorySource(tensors), manifest, LAYOUT, images, wanted, whole=False)
     assert caught.value.reason is Reason.TARGET_CHANGED
 
 
-def test_whole_reads_every_byte_once(stager: Stager) -> None:
+@pytest.mark.parametrize("where", ["here", "apart"])
+def test_a_wrong_byte_of_a_file_is_refused_though_its_group_is_not_wanted(where: str, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor, Checkpoint.open(write_tiny(tmp_path / "c")) as checkpoint:
+        stager = Stager(executor) if where == "here" else ApartStager(StagingProcess(1), executor)
+        found = Hasher(executor).manifest(checkpoint, {})
+        layout = layout_of(checkpoint, parse_config(checkpoint.directory, checkpoint.config))
+        images = stager.new_images(layout, layout.parents)
+        stager.stage(checkpoint, found, layout, images, {EMBED: [0]}, whole=True)
+        assert np.array_equal(tensor_bytes(images, layout.placements[EMBED]), content(checkpoint, EMBED))
+        last = checkpoint.extents[NORM]
+        with last.path.open("r+b") as file:
+            file.seek(last.offset)
+            byte = file.read(1)
+            file.seek(last.offset)
+            file.write(bytes([byte[0] ^ 1]))
+        stager.stage(checkpoint, found, layout, images, {EMBED: [0]}, whole=False)
+        with pytest.raises(OwnerError, match=re.escape(NORM)) as caught:
+            stager.stage(checkpoint, found, layout, images, {EMBED: [0]}, whole=True)
+        assert caught.value.reason is Reason.TARGET_CHANGED
+        stager.close()
+
+
+def content(checkpoint: Checkpoint, name: str) -> Bytes:
+    data = np.empty(checkpoint.tensors[name].nbytes, np.uint8)
+    checkpoint.read_into(name, 0, data)
+    return data
+
+
+def test_whole_reads_every_byte_once() -> None:
     tensors = random_tensors(0)
     source = MemorySource(tensors)
-    stager.stage(source, manifest_of(tensors), LAYOUT, new_images(LAYOUT, ["p"]), {"a": [1]}, whole=True)
+    with ThreadPoolExecutor(2) as executor:
+        images = new_images(LAYOUT, ["p"])
+        Stager(executor).stage(source, manifest_of(tensors), LAYOUT, images, {"a": [1]}, whole=True)
     assert sum(count for _, _, count in source.read) == PARENT.nbytes
 
 
 @pytest.mark.parametrize(("row", "rows"), [(5, ("a", 0, 33)), (130 + 76, ("b", 66, 11))])
-def test_drift_is_found_in_changed_and_unchanged_groups(stager: Stager, row: int, rows: tuple[str, int, int]) -> None:
+def test_drift_is_found_in_changed_and_unchanged_groups(stager: Staging, row: int, rows: tuple[str, int, int]) -> None:
     old = random_tensors(0)
     new = {name: data.copy() for name, data in old.items()}
     new["a"][0] ^= 1
-    before, expected = image_of(old), image_of(new)
+    before, expected = image_of(stager, old), image_of(stager, new)
     before["p"][row * 2002 + 7] ^= 1
     assert settle(stager, old, new, before, expected).drift == (rows,)
 
@@ -197,10 +230,24 @@ def resident_pages(data: Bytes) -> int:
     return sum(page & 1 for page in pages)
 
 
-def test_a_touched_image_needs_no_more_memory(stager: Stager) -> None:
-    rows = (5 << 20) // 2002
-    layout = Layout({"p": ParentInfo("p", "BF16", rows, 2002)}, {})
-    images = new_images(layout, ["p"], sparse=True)
-    assert resident_pages(images["p"]) == 0, "untouched parts of a sparse image cost memory"
-    stager.touch(images)
-    assert resident_pages(images["p"]) == -(-rows * 2002 // mmap.PAGESIZE)
+LARGE = Layout({"p": ParentInfo("p", "BF16", (5 << 20) // 2002, 2002)}, {})
+
+
+def test_a_sparse_image_costs_no_memory_until_it_is_touched(stager: Staging) -> None:
+    image = stager.new_images(LARGE, ["p"], sparse=True)["p"]
+    assert resident_pages(image) == 0
+    image[3 << 20] = 1
+    assert 0 < resident_pages(image) < 600
+
+
+def test_an_image_at_hand_needs_no_more_memory() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        stager = ApartStager(StagingProcess(1), executor)
+        images = stager.new_images(LARGE, ["p"])
+        assert resident_pages(images["p"]) == 0
+        stager.at_hand(images)
+        assert resident_pages(images["p"]) == -(-images["p"].nbytes // mmap.PAGESIZE)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        images["p"][:: mmap.PAGESIZE] = 1
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 100, "its pages are not in the page table"
+        stager.close()

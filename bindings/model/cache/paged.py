@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rowlock.bindings.device import CacheGroupUse, CacheUse, DeviceError, DeviceFault
+from rowlock.bindings.model.cache.ahead import MemoryAhead
 from rowlock.bindings.model.cache.geometry import CacheGeometry, CacheGroup
 from rowlock.bindings.model.cache.pages import PagePool
 from rowlock.bindings.model.cache.prefix import PrefixIndex
@@ -35,6 +36,7 @@ class GroupPages:
         self.states = states
         self.pool = PagePool(group.pages)
         self.prefixes = PrefixIndex(self.pool)
+        self._ahead = _memory_ahead(states) if states.device.type == "cpu" and states.numel() else None
 
     @property
     def available(self) -> int:
@@ -45,7 +47,10 @@ class GroupPages:
         """So many pages, at the cost of what is kept for prompts to come. Raises PagesShortError."""
         if count > self.pool.free:
             self.prefixes.evict(count)
-        return self.pool.take(count)
+        taken = self.pool.take(count)
+        if self._ahead is not None and taken:
+            self._ahead.used(max(taken) + 1)
+        return taken
 
     @property
     def use(self) -> CacheGroupUse:
@@ -184,6 +189,11 @@ class PagedCache:
             for pages in windowed
             for key in keys[self._first_page(pages, len(keys)) :]
         )
+
+
+def _memory_ahead(states: torch.Tensor) -> MemoryAhead:
+    layers = [layer.view(torch.uint8).flatten().numpy() for layer in states]
+    return MemoryAhead(layers, layers[0].nbytes // states.shape[1])
 
 
 def _states(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

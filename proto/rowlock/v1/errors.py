@@ -49,6 +49,7 @@ class Reason(StrEnum):
     ROLLBACK_UNAVAILABLE = "ROLLBACK_UNAVAILABLE"
     SOURCE_ABSENT = "SOURCE_ABSENT"
     SOURCE_FAILED = "SOURCE_FAILED"
+    STAGING_FAILED = "STAGING_FAILED"
     STOPPING = "STOPPING"
     TARGET_CHANGED = "TARGET_CHANGED"
     TARGET_INVALID = "TARGET_INVALID"
@@ -177,6 +178,11 @@ REASONS: Final[dict[Reason, ReasonInfo]] = {
     Reason.SOURCE_FAILED: ReasonInfo(
         _CODE.UNAVAILABLE, _REFUSED, "retry; if it goes on, look at what the source wrote to the daemon's log"
     ),
+    Reason.STAGING_FAILED: ReasonInfo(
+        _CODE.UNAVAILABLE,
+        _NOTHING_WRITTEN,
+        "start it again; a process that was killed often means too little memory: see the kernel's log",
+    ),
     Reason.STOPPING: ReasonInfo(_CODE.UNAVAILABLE, 8, "the daemon is stopping; retry when it is up again"),
     Reason.TARGET_CHANGED: ReasonInfo(
         _CODE.FAILED_PRECONDITION,
@@ -207,3 +213,6 @@ class OwnerError(Exception):
         super().__init__(message)
         self.reason = reason
         self.hint = hint or REASONS[reason].hint
+
+    def __reduce__(self) -> tuple[type[OwnerError], tuple[Reason, str, str]]:
+        return type(self), (self.reason, str(self), self.hint)

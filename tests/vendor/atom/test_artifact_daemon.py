@@ -18,6 +18,7 @@ from support.daemons import owner, refused, transition
 from support.devices import ATOM, DEVICES, device_of_owners
 from support.standin import DOUBLE
 
+from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import inference_pb2, owner_pb2
 
@@ -103,6 +104,14 @@ def test_the_identity_is_that_of_every_byte_and_of_the_settings(
     assert (planned.to.assets, planned.to.weights) == (before.assets, before.weights)
     assert planned.level == owner_pb2.LEVEL_B1
     assert [item.reason for item in planned.blockers] == ["B1_ONLY_BINDING"]
+
+
+def test_prompts_computed_elsewhere_are_refused_at_the_start(base: Path, tmp_path: Path) -> None:
+    options = ["--checkpoint", str(base), "--device", ATOM["device"], "--without-hardware", "--prefill", "subprocess"]
+    environment = {**device_of_owners().environment(), "PYTHONPATH": str(DOUBLE)}
+    daemon = DaemonProcess(tmp_path / "state", options, environment)
+    with pytest.raises(ClientError, match=r"cannot import K/V.*--prefill none"), daemon:
+        pass
 
 
 def test_rows_in_place_are_refused_and_nothing_has_happened(daemon: DaemonProcess, tmp_path: Path) -> None:
