@@ -8,8 +8,9 @@ measures them idle for a while, then moves the owner to a target in which every 
 
 - *rate*: tokens per second of all clients together, while it stages (from the call to the
   JOURNALED event, before requests give way) and idle.
-- *gap*: the longest time in which no client got a token, in the same windows; *own gap*: the
-  longest between two tokens of one answer.
+- *gap*: the longest time in which no client got a token, in the same windows, which are of about the same length, since
+  the longest of more is longer; *p99*: 99 % of these times are shorter; *own gap*: the longest between two tokens of
+  one answer.
 - *drain_ms*, *exclusive_ms*, *blocked_ms*: from the record. *seen_ms*: the longest time
   without any token from JOURNALED to the first token of the new identity.
 """
@@ -34,7 +35,9 @@ from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import inference_pb2, owner_pb2
 
 PROMPT = "Once upon a time"
-IDLE_S = 3.0
+IDLE_S = 10.0
+STEP_MS = 5.0
+"""Tokens of one step arrive within this of each other; what is longer is between two steps."""
 
 
 @dataclass
@@ -68,6 +71,13 @@ class Asker(threading.Thread):
 def longest_gap_ms(times: list[float], start: float, stop: float) -> float:
     inside = [start, *(moment for moment in times if start < moment < stop), stop]
     return max(after - before for before, after in itertools.pairwise(inside)) * 1000
+
+
+def step_p99_ms(times: list[float], start: float, stop: float) -> float:
+    """Of the times between tokens of different steps."""
+    inside = [moment for moment in times if start < moment < stop]
+    steps = [gap for before, after in itertools.pairwise(inside) if (gap := (after - before) * 1000) > STEP_MS]
+    return statistics.quantiles(steps, n=100)[-1]
 
 
 def one_run(daemon: DaemonProcess, target: Path, clients: int, tokens: int) -> dict[str, float]:
@@ -104,6 +114,8 @@ def one_run(daemon: DaemonProcess, target: Path, clients: int, tokens: int) -> d
         "staging_s": journaled - begin,
         "idle_gap_ms": longest_gap_ms(times, idle_start, begin),
         "staging_gap_ms": longest_gap_ms(times, begin, journaled),
+        "idle_p99_ms": step_p99_ms(times, idle_start, begin),
+        "staging_p99_ms": step_p99_ms(times, begin, journaled),
         "idle_own_gap_ms": max(gap for at, gap in own if idle_start < at < begin) * 1000,
         "staging_own_gap_ms": max(gap for at, gap in own if begin < at < journaled) * 1000,
         "drain_ms": record.drain_ms,

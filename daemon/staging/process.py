@@ -88,7 +88,7 @@ class StagingProcess:
 
     def _listen(self) -> None:
         """Hand out answers until the process has ended."""
-        with suppress(EOFError, OSError):
+        with suppress(Exception):  # EOFError when it has ended; what else is no answer ends it
             while True:
                 self._take(self._link.recv())
         self._process.kill()

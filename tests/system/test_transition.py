@@ -27,6 +27,7 @@ from support.owners import OwnerHarness, running_owner
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.plan import Require
+from rowlock.daemon.owner.options import Options
 from rowlock.daemon.owner.states import OwnerState
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -69,6 +70,12 @@ def test_the_first_load_is_generation_one(owner: OwnerHarness, tiny: Path) -> No
     assert view.resident.generation == 1
     assert resident_bytes(owner) == checkpoint_bytes(tiny, owner)
     assert owner.verify().ok
+
+
+def test_the_owner_thread_is_given_what_a_record_says_of_a_plan(owner: OwnerHarness, target: Path) -> None:
+    plan, opened = owner.owner.planner.transition(owner.owner.view.resident, target, Require.AUTO, Options())
+    opened.close()
+    assert "summary" in vars(plan), "it would be made by the owner thread"
 
 
 def test_b2_writes_exactly_the_rows_that_differ(owner: OwnerHarness, target: Path) -> None:

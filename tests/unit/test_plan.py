@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_b2_touches_the_groups_that_differ() -> None:
     parents = BASE.layout.parents
     assert result.parent_bytes == parents["embed"].nbytes + parents["0.qkv"].nbytes
     assert (result.generation, result.irreversible) == (3, False)
+
+
+def test_a_summary_counts_groups_and_names_everything_else() -> None:
+    found = plan(BASE, model(changed=((EMBED, 1), (EMBED, 3), (Q0, 0))))
+    summary = json.loads(json.dumps(found.summary))
+    assert {item["tensor"]: item["groups"] for item in summary["changes"]} == {EMBED: 2, Q0: 1}
+    left_out = {"from_identity", "to_identity"}
+    assert set(summary) == {item.name for item in dataclasses.fields(found)} - left_out | {"digest"}
 
 
 def test_assets_alone_are_a_b2_of_no_rows() -> None:
