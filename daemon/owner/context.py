@@ -68,7 +68,8 @@ class Context:
         new_id: makes ids that never repeat.
         workers: run whole jobs (staging, hashing of one model, durable writes).
         hashers: run the small pieces of such jobs; never wait for others, and give way to decoding.
-        new_staging: makes one, for one transition; blocks, and is not for the owner thread.
+        new_staging: makes one, for one transition that has so many bytes to read and prove; blocks, and is not for the
+            owner thread.
         comparers: run the small pieces of exclusive sections; give way to nobody.
         log: takes an event name and its fields.
         points: told of every device effect, and of every phase; the journal and its files have the same.
@@ -82,7 +83,7 @@ class Context:
     new_id: Callable[[], str]
     workers: Executor
     hashers: Executor
-    new_staging: Callable[[], Staging]
+    new_staging: Callable[[int], Staging]
     comparers: Executor
     log: Callable[..., None]
     points: Points

@@ -115,10 +115,11 @@ class InPlace(Transit):
         if self._undo_in_file:
             core.stores.undo.reserve(record.id, plan.bytes_max)
         model = self.target.model
-        staging = self.begin_staging()
+        whole = self.target.whole and plan.target_check is TargetCheck.WHOLE
+        read = model.manifest.nbytes if whole else plan.bytes_max
+        staging = self.begin_staging(read + (plan.bytes_max if plan.by_digest else plan.parent_bytes))
         self.expected = staging.new_images(model.layout, self.parents, sparse=plan.by_digest)
         self.before = staging.new_images(model.layout, self.parents, sparse=plan.by_digest)
-        whole = self.target.whole and plan.target_check is TargetCheck.WHOLE
         staging.stage(self.target.source, model.manifest, model.layout, self.expected, self.changed, whole=whole)
         if not plan.by_digest:
             staging.at_hand(self.before)

@@ -100,7 +100,7 @@ def install(core: Core, target: Target, cancelled: Callable[[], bool]) -> Runtim
 
     """
     prepare(core, target.config, target.model.layout, core.context.variants)
-    staging = core.context.new_staging()
+    staging = core.context.new_staging(target.model.manifest.nbytes)
     try:
         images, _ = stage_whole(staging, target)
     finally:

@@ -48,7 +48,7 @@ class Reload(Transit):
         core.journal.reserve_ballast()
         if self.resident is not None and not self.options.allow_irreversible:
             self._prove_rebuildable(self.resident)
-        self.images, nonfinite = stage_whole(self.begin_staging(), self.target)
+        self.images, nonfinite = stage_whole(self.begin_staging(self.target.model.manifest.nbytes), self.target)
         if nonfinite and not self.options.allow_nonfinite:
             raise OwnerError(Reason.NONFINITE, f"{nonfinite} values of the target are NaN or infinite")
         prepare(core, self.target.config, self.target.model.layout, core.context.variants)

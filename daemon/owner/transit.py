@@ -65,9 +65,9 @@ class Transit(ABC):
     def drop_images(self) -> None:  # noqa: B027 - an unload has none
         """Let go of what was staged: it is over. On a worker, since giving much memory back takes its time."""
 
-    def begin_staging(self) -> Staging:
-        """Decide where this transition stages. On a worker."""
-        self.staging = self.core.context.new_staging()
+    def begin_staging(self, nbytes: int) -> Staging:
+        """Decide where this transition, with so many bytes to read and prove, is staged. On a worker."""
+        self.staging = self.core.context.new_staging(nbytes)
         return self.staging
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Final
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.hashing import Hasher, Progress, chunks, no_progress
@@ -20,6 +21,9 @@ from rowlock.daemon.pacing import PacedExecutor
 from rowlock.daemon.staging.orders import CountNonfinite, Digest, FileList, Reserve, Settle, Share, Stage
 from rowlock.daemon.staging.process import StagingProcess
 from rowlock.daemon.staging.shared import SharedImages, look_at_every_page, new_memory
+
+APART_BYTES: Final = 16 * 1024 * 1024
+"""Less is read and proved by threads in a few steps of decoding; a process needs twenty to start."""
 
 
 class ApartStager:
@@ -105,14 +109,14 @@ class Stagers:
     threads: int
     log: Callable[..., None]
 
-    def new(self) -> Staging:
-        """For one transition."""
-        process = self.process()
+    def new(self, nbytes: int) -> Staging:
+        """For one transition that has so many bytes to read and prove."""
+        process = self.process(nbytes)
         return Stager(self.executor) if process is None else ApartStager(process, self.executor)
 
-    def process(self) -> StagingProcess | None:
-        """A new one, where somebody decodes. Beside nobody two processes would only cost more."""
-        if not self.executor.decoding_goes_on():
+    def process(self, nbytes: int) -> StagingProcess | None:
+        """A new one, where it pays: somebody decodes, and there is more to do than a process takes to start."""
+        if nbytes < APART_BYTES or not self.executor.decoding_goes_on():
             return None
         try:
             return StagingProcess(self.threads)
@@ -134,7 +138,7 @@ class ApartHasher(Hasher):
         self._stagers = stagers
 
     def tensor_digests(self, files: TensorFiles, progress: Progress = no_progress) -> dict[str, bytes]:
-        process = self._stagers.process()
+        process = self._stagers.process(sum(info.nbytes for info in files.tensors.values()))
         if process is None:
             return super().tensor_digests(files, progress)
         listed, descriptors = FileList.of(files)

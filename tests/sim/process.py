@@ -139,7 +139,14 @@ class Process:
         clock, inline = SimClock(), Inline()
         self.binding = SimBinding(device, hook)
         context = Context(
-            clock, lambda: f"{name}{next(ids)}", inline, inline, lambda: Stager(inline), inline, self._log, self.points
+            clock,
+            lambda: f"{name}{next(ids)}",
+            inline,
+            inline,
+            lambda _nbytes: Stager(inline),
+            inline,
+            self._log,
+            self.points,
         )
         chosen = Settings("sim", STATE, STATE / "unused.sock", **settings)
         scheduler = Scheduler(clock.monotonic)

@@ -53,6 +53,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Watched]]:
         deadly = None
 
     monkeypatch.setattr(apart, "StagingProcess", Here)
+    monkeypatch.setattr(apart, "APART_BYTES", 1)
     yield Here
     for process in Here.made:
         process._process.wait(WAIT_S)
@@ -201,6 +202,15 @@ def test_drift_is_found_there_too(owner: OwnerHarness, watched: type[Watched], t
     assert "Settle" in watched.made[-1].orders
 
 
+@pytest.mark.usefixtures("clients")
+def test_a_small_transition_is_over_before_a_process_would_have_started(
+    owner: OwnerHarness, watched: type[Watched], monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(apart, "APART_BYTES", 1 << 20)
+    assert b2(owner, tiny, tmp_path).state == "PUBLISHED"
+    assert watched.made == []
+
+
 def test_where_nobody_decodes_no_process_is_started(
     owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path
 ) -> None:
@@ -215,12 +225,14 @@ def test_a_process_that_cannot_be_started_is_no_reason_to_fail(
         raise BlockingIOError("too many processes")
 
     monkeypatch.setattr(apart, "StagingProcess", refuse)
+    monkeypatch.setattr(apart, "APART_BYTES", 1)
     assert b2(owner, tiny, tmp_path).state == "PUBLISHED"
 
 
-def test_the_daemon_outlives_it_and_says_so(tiny: Path, tmp_path: Path) -> None:
-    target = write_tiny(tmp_path / "t", seed=4)
-    with DaemonProcess(tmp_path / "state", ["--checkpoint", str(tiny), "--threads", "1"]) as daemon:
+def test_the_daemon_outlives_it_and_says_so(tmp_path: Path) -> None:
+    large = {"hidden_size": 512, "intermediate_size": 4096}  # 26 MB
+    base, target = (write_tiny(tmp_path / f"{seed}", seed=seed, **large) for seed in (3, 4))
+    with DaemonProcess(tmp_path / "state", ["--checkpoint", str(base), "--threads", "1"]) as daemon:
         client, stop = daemon.client, threading.Event()
         tokens: dict[str, set[tuple[int, ...]]] = {}
 

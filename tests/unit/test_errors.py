@@ -20,7 +20,7 @@ def test_what_to_do_follows_from_the_status() -> None:
     status = {reason: info.status for reason, info in REASONS.items()}
     code = grpc.StatusCode
     assert {r for r, s in status.items() if s is code.UNAVAILABLE} == {
-        Reason.STOPPING, Reason.INTERRUPTED, Reason.SOURCE_ABSENT, Reason.SOURCE_FAILED,
+        Reason.STOPPING, Reason.INTERRUPTED, Reason.SOURCE_ABSENT, Reason.SOURCE_FAILED, Reason.STAGING_FAILED,
     }  # fmt: skip
     assert {r for r, s in status.items() if s is code.ABORTED} == {
         Reason.DRAINED, Reason.ETAG_STALE, Reason.GENERATION_STALE, Reason.IDENTITY_DIFFERS, Reason.PLAN_CHANGED,
