@@ -39,6 +39,7 @@ class DeviceLock:
         directory = runtime_directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptors: list[int] = []
+        os.register_at_fork(after_in_child=self.release)  # before there is anything to let go of
         try:
             self._claim(device, directory / f"{device.replace(':', '-')}.lock")
             if node is not None and node.exists():
@@ -46,7 +47,6 @@ class DeviceLock:
         except BaseException:
             self.release()
             raise
-        os.register_at_fork(after_in_child=self.release)
 
     def release(self) -> None:
         """Let go. Also what a child does that was forked: a lock lives as long as anybody has it open."""
