@@ -1,9 +1,9 @@
 """For every tensor of a checkpoint: one row changed by B2 gives logits bit-equal to a fresh load of the target.
 
-    python benchmarks/every_tensor.py --checkpoint DIR
+    python benchmarks/every_tensor.py --checkpoint DIR [--after NUMBER]
 
 The fresh load is a second owner that loads the target from its files. Then each change is
-rolled back, and the logits are bit-equal to those from before.
+rolled back, and the logits are bit-equal to those from before. With --after a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from rowlock.bindings.plan import Require
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--after", type=int, default=0)
     options = parser.parse_args()
     base, start, wrong = options.checkpoint.resolve(), time.monotonic(), []
     with Checkpoint.open(base) as checkpoint:
         tensors = checkpoint.own_tensors
     with tempfile.TemporaryDirectory(prefix="rowlock-every-") as name, running_owner(Path(name) / "s", base) as owner:
         before = logits(owner)
-        for number, (tensor, info) in enumerate(tensors.items(), start=1):
+        for number, (tensor, info) in list(enumerate(tensors.items(), start=1))[options.after :]:
             row = 99 if "embed" in tensor else info.rows // 2
             target = change_rows(base, Path(name) / "target", tensor, [row], negate)
             published = owner.transition(target, Require.B2).state == "PUBLISHED"
@@ -43,13 +44,13 @@ def main() -> None:
             with running_owner(Path(name) / f"fresh{number}", target) as fresh:
                 equal = torch.equal(after, logits(fresh))
             rolled_back = owner.rollback().state == "PUBLISHED" and torch.equal(logits(owner), before)
-            if not (published and equal and rolled_back):
-                wrong.append(tensor)
+            right = published and equal and rolled_back
+            wrong += [] if right else [tensor]
             for path in target.iterdir():
                 path.unlink()
             target.rmdir()
-            print(f"{number}/{len(tensors)} {tensor}: {'equal' if equal else 'DIFFERS'}", flush=True)
-    print(f"{len(tensors)} tensors, {len(wrong)} wrong, {time.monotonic() - start:.0f} s")
+            print(f"{number}/{len(tensors)} {tensor}: {'equal' if right else 'DIFFERS'}", flush=True)
+    print(f"{len(tensors) - options.after} tensors, {len(wrong)} wrong, {time.monotonic() - start:.0f} s")
     raise SystemExit(bool(wrong))
 
 

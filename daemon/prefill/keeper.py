@@ -88,6 +88,7 @@ class SourceKeeper:
         self._outbox = Outbox()
         self._lives = 0
         self._quick_ends = 0
+        self._doomed = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rowlock-prefill", daemon=True)
         self.settled: Future[str] = Future()
@@ -98,8 +99,18 @@ class SourceKeeper:
         self._thread.start()
 
     def take(self) -> Arrival | None:
-        """The next arrival, if there is one; whoever takes it closes its memory."""
-        return self._arrivals.popleft() if self._arrivals else None
+        """The next arrival, if there is one; whoever takes it closes its memory.
+
+        Nothing counts any more that a life had sent when it was ended: the news of its end is next.
+        """
+        while self._arrivals:
+            arrival = self._arrivals.popleft()
+            if arrival.frame is None:
+                self._doomed = False
+            if not self._doomed:
+                return arrival
+            arrival.let_go()
+        return None
 
     @property
     def waiting(self) -> bool:
@@ -112,6 +123,7 @@ class SourceKeeper:
 
     def kill(self, reason: str) -> None:
         """End this life of the source: it did what no source may."""
+        self._doomed = True
         self._outbox.put(Kill(reason))
 
     def close(self) -> None:

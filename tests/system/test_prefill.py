@@ -216,9 +216,10 @@ def test_a_source_can_be_killed_after_every_span(
         wanted = remote.ask(prompt, 24).wait()
         remote.harness.core.resident.runtime._inner._current_cache().forget_prefixes()
         for span in range(7):
-            survivor = Survivor(remote, expected)
             remote.turn()
-            before = remote.view
+            imported = remote.view.counters.remote
+            survivor = Survivor(remote, expected)
+            before = remote.until(lambda view, imported=imported: view.counters.remote > imported)
             order(orders, "die", span)
             failed = remote.ask(prompt, 24)
             error = fails(failed)

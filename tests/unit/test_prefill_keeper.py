@@ -195,6 +195,20 @@ def test_a_source_that_did_what_none_may_is_ended_on_request(watch: Callable[...
     assert source.last().reason == "sent a span of a request that there never was"
 
 
+def test_nothing_counts_that_comes_after_what_no_source_may_do(watch: Callable[..., Watched]) -> None:
+    source = watch()
+    source.ready()
+    source.keeper.send(prefill_of(1, PROMPT))
+    while not any(isinstance(arrival.frame, Done) for arrival in list(source.keeper._arrivals)):
+        source._news.get(timeout=WAIT_S)
+    source.keeper.kill("sent a span of a request that there never was")
+    ended = source.next()
+    assert (ended.frame, ended.reason) == (None, "sent a span of a request that there never was")
+    source.ready()
+    source.keeper.send(prefill_of(2, PROMPT))
+    assert isinstance(source.last().frame, Done), "of the next life everything counts"
+
+
 @pytest.mark.parametrize(
     ("packet", "word"),
     [
