@@ -42,9 +42,9 @@ class MemoryAhead:
 
     def used(self, pages: int) -> None:
         """Pages with numbers below this are used, or soon will be."""
-        wanted = min(pages * self._page_bytes + LARGE_PAGE_BYTES, self._layers[0].nbytes)
+        wanted = (-(-pages * self._page_bytes // LARGE_PAGE_BYTES) + 1) * LARGE_PAGE_BYTES
         if wanted > self._there:
-            start, self._there = self._there, min(wanted + LARGE_PAGE_BYTES, self._layers[0].nbytes)
+            start, self._there = self._there, wanted
             self._executor.submit(_populate, [layer[start : self._there] for layer in self._layers])
 
 
