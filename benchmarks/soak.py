@@ -42,6 +42,8 @@ PROMPTS = ("Once upon a time", "The capital of France is", "x", "def add(a, b):"
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=7))
 GROWTH_MAX = 48 * 1024 * 1024
 """Bytes that the resident set may grow by once everything has been used for a while."""
+WHOLE_EVERY = 5
+"""Of so many B2s one has every byte of its target read; the others read what differs, as who pushes often would."""
 WRONG_MAX = 20
 """Wrong answers that are written down in full."""
 TIMEOUT_S = 120.0
@@ -241,8 +243,9 @@ class Watched:
     resident_set: list[tuple[float, int]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
-    def move(self, client: Client, target: Path) -> None:
-        request = owner_pb2.TransitionRequest(target=str(target), require=owner_pb2.REQUIRE_B2)
+    def move(self, client: Client, target: Path, *, whole: bool) -> None:
+        check = owner_pb2.TARGET_CHECK_WHOLE if whole else owner_pb2.TARGET_CHECK_STAGED
+        request = owner_pb2.TransitionRequest(target=str(target), require=owner_pb2.REQUIRE_B2, target_check=check)
         record = [item.event for item in client.stream(client.owner.Transition, request)][-1].record
         if record.state != owner_pb2.TRANSITION_STATE_PUBLISHED:
             self.broken.append(f"a B2 ended as {record.state}: {record.message}")
@@ -262,7 +265,7 @@ def run(daemon: DaemonProcess, targets: list[Path], askers: list[Asker], seconds
         watched.resident_set.append((now, process.memory_info().rss))
         if now >= (moved + 1) * every_s:
             moved += 1
-            watched.move(daemon.client, targets[moved % 2])
+            watched.move(daemon.client, targets[moved % 2], whole=moved % WHOLE_EVERY == 0)
         time.sleep(0.25)
     for asker in askers:
         asker.stop.set()
