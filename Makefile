@@ -29,7 +29,7 @@ parity: $(READY) $(MODEL) $(GEMMA)
 
 # The daemon killed at every point in turn, on the tiny model and on the real one.
 kills: $(READY) $(MODEL)
-	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py
+	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py tests/system/test_staging_apart.py
 
 # SIGTERM and SIGINT at every step of starting and of a transition.
 signals: $(READY)

@@ -121,7 +121,12 @@ def rollback_to_pushed(owner: OwnerHarness, tiny: Path, work: Path) -> Transitio
 Kind = Callable[[OwnerHarness, Path, Path], TransitionRecord]
 
 
-@pytest.mark.parametrize("kind", [b2, b2_of_every_row, b1, push, rollback, rollback_to_pushed])
+def campaign(item: object) -> object:
+    """Of what `make test` has no time for: see `make kills`."""
+    return pytest.param(item, marks=pytest.mark.campaign)
+
+
+@pytest.mark.parametrize("kind", [b2_of_every_row, rollback_to_pushed, *map(campaign, (b2, b1, push, rollback))])
 @pytest.mark.usefixtures("clients")
 def test_every_kind_is_staged_apart_and_proved(
     kind: Kind, owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path
@@ -144,7 +149,7 @@ def test_a_checkpoint_is_digested_apart(owner: OwnerHarness, watched: type[Watch
     assert [process.orders for process in watched.made] == [["Digest"]]
 
 
-@pytest.mark.parametrize("order", [Share, Stage, Reserve, Settle, CountNonfinite])
+@pytest.mark.parametrize("order", [Stage, *map(campaign, (Share, Reserve, Settle, CountNonfinite))])
 @pytest.mark.usefixtures("clients")
 def test_when_it_is_killed_nothing_was_written_and_the_next_one_works(
     order: type[Order], owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path
