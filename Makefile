@@ -17,7 +17,7 @@ demo: $(READY) $(MODEL)
 	$(BIN)/rowlock demo --checkpoint $(MODEL) --work .demo
 
 test: $(READY) $(MODEL)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The decoder and what converts checkpoints, on both real models.
 models: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)

@@ -48,11 +48,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("device_under_test", parameters)
 
 
+LONG = {"system", "model"}
+"""Folders whose tests take seconds each."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on the real model fail, rather than vanish, where the model is absent: `make test` makes it."""
     for item in items:
         if {"real_model", "gemma"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.model)
+    # The long files first: at the end both workers have something to do.
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
 
 
 @pytest.fixture(scope="session")
