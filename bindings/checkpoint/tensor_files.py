@@ -37,3 +37,8 @@ class TensorFiles:
         extent = self.extents[tensor]
         assert 0 <= offset <= extent.tensor.nbytes - out.nbytes
         self.files[extent.path.name].read_into(extent.offset + offset, out.data)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        for file in self.files.values():
+            file.close()

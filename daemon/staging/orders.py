@@ -107,20 +107,6 @@ class FileList:
 
 
 @dataclass(frozen=True)
-class FilesSource:
-    """Tensors of files."""
-
-    files: TensorFiles
-
-    def read_into(self, tensor: str, offset: int, out: Bytes) -> None:
-        self.files.read_into(tensor, offset, out)
-
-    def close(self) -> None:
-        for file in self.files.files.values():
-            file.close()
-
-
-@dataclass(frozen=True)
 class InPlaceSource:
     """Bytes that lie in the images already."""
 
@@ -160,9 +146,9 @@ class Stage:
     def _source(self, descriptors: Sequence[int]) -> RowSource:
         if self.files is None:
             return InPlaceSource()
-        source = FilesSource(self.files.open(descriptors))
+        files = self.files.open(descriptors)
         groups: Groups = {key: memoryview(data) for key, data in self.overlay.items()}
-        return OverlaySource(source, source.files.tensors, groups) if groups else source
+        return OverlaySource(files, files.tensors, groups) if groups else files
 
 
 @dataclass(frozen=True)
@@ -198,11 +184,11 @@ class Digest:
     files: FileList
 
     def carry_out(self, desk: Desk, descriptors: Sequence[int], progress: Progress) -> dict[str, bytes]:
-        source = FilesSource(self.files.open(descriptors))
+        files = self.files.open(descriptors)
         try:
-            return Hasher(desk.executor).tensor_digests(source.files, progress)
+            return Hasher(desk.executor).tensor_digests(files, progress)
         finally:
-            source.close()
+            files.close()
 
 
 @dataclass(frozen=True)

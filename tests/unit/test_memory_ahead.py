@@ -7,7 +7,8 @@ import mmap
 
 import numpy as np
 
-from rowlock.bindings.model.cache.ahead import LARGE_PAGE_BYTES, MemoryAhead
+from rowlock.bindings.host_arena import LARGE_PAGE_BYTES
+from rowlock.bindings.model.cache.ahead import MemoryAhead
 
 PAGE_BYTES = 48 * 1024
 PAGES = 256  # of which the first large pages of memory hold 42 each

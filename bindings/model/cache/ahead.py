@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from rowlock.bindings.checkpoint.tensors import Bytes
+from rowlock.bindings.host_arena import LARGE_PAGE_BYTES
 
 MADV_POPULATE_WRITE: Final = 23
 """madvise(2): have the pages there as if they were written to, and change nothing in them. Linux 5.14."""
-LARGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 
 _madvise: Final = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
