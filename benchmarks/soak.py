@@ -245,7 +245,9 @@ class Watched:
 
     def move(self, client: Client, target: Path, *, whole: bool) -> None:
         check = owner_pb2.TARGET_CHECK_WHOLE if whole else owner_pb2.TARGET_CHECK_STAGED
-        request = owner_pb2.TransitionRequest(target=str(target), require=owner_pb2.REQUIRE_B2, target_check=check)
+        request = owner_pb2.TransitionRequest(
+            target=str(target), require=owner_pb2.REQUIRE_B2, options=owner_pb2.TransitionOptions(target_check=check)
+        )
         record = [item.event for item in client.stream(client.owner.Transition, request)][-1].record
         if record.state != owner_pb2.TRANSITION_STATE_PUBLISHED:
             self.broken.append(f"a B2 ended as {record.state}: {record.message}")
@@ -261,16 +263,18 @@ def run(daemon: DaemonProcess, targets: list[Path], askers: list[Asker], seconds
     for asker in askers:
         asker.start()
     moved = 0
-    while (now := time.monotonic() - start) < seconds:
-        watched.resident_set.append((now, process.memory_info().rss))
-        if now >= (moved + 1) * every_s:
-            moved += 1
-            watched.move(daemon.client, targets[moved % 2], whole=moved % WHOLE_EVERY == 0)
-        time.sleep(0.25)
-    for asker in askers:
-        asker.stop.set()
-    for asker in askers:
-        asker.join()
+    try:
+        while (now := time.monotonic() - start) < seconds:
+            watched.resident_set.append((now, process.memory_info().rss))
+            if now >= (moved + 1) * every_s:
+                moved += 1
+                watched.move(daemon.client, targets[moved % 2], whole=moved % WHOLE_EVERY == 0)
+            time.sleep(0.25)
+    finally:
+        for asker in askers:
+            asker.stop.set()
+        for asker in askers:
+            asker.join()
     return watched
 
 

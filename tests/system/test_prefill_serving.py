@@ -30,7 +30,10 @@ def test_the_next_prompt_is_imported_between_steps_of_the_one_that_runs(
 ) -> None:
     """One place: the second request cannot run before the first has ended, but its prompt can be here."""
     with remote_owner(tmp_path / "state", tiny, owner={"slots": 1}, mode=Mode.STREAM, prefetch=prefetch) as remote:
-        first, second = remote.ask("hello", 1500), remote.ask("a" * 40, 4)
+        first = remote.ask("hello", 1500)
+        if prefetch:
+            first.wait_token()
+        second = remote.ask("a" * 40, 4)
         first.wait_token()
         if not prefetch:
             remote.until(lambda view: view.live == 0)
