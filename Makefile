@@ -66,6 +66,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks examples scripts
 	$(BIN)/buf lint
 	scripts/gen-stubs.sh --check
 	$(BIN)/python scripts/gen_docs.py --check

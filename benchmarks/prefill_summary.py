@@ -19,13 +19,15 @@ from typing import Any
 ARMS = ("whole", "stream", "deferred")
 SCENARIO = ("model", "prompt", "requests", "slots", "pace_ms", "layers", "tokens")
 Record = dict[str, Any]
+Scenario = tuple[Any, ...]
+"""Values of SCENARIO."""
 
 
 class RecordError(Exception):
     """Records that cannot be what a run has left."""
 
 
-def scenario_of(record: Record) -> tuple[Any, ...]:
+def scenario_of(record: Record) -> Scenario:
     return tuple(record[name] for name in SCENARIO)
 
 
@@ -50,7 +52,7 @@ def _check_run(records: list[Record]) -> None:
     where = f"{scenario_of(records[0])}, run {records[0]['run']}"
     requests = records[0]["requests"]
     count = Counter((record["kind"], record.get("arm"), record.get("index")) for record in records)
-    wanted = {("memcpy", None, None)}
+    wanted: set[tuple[str, str | None, int | None]] = {("memcpy", None, None)}
     wanted |= {(kind, arm, index) for kind in ("request", "import") for arm in ARMS for index in range(requests)}
     if missing := wanted - count.keys():
         raise RecordError(f"{where}: {sorted(map(str, missing))[0]} is missing")
@@ -111,7 +113,8 @@ def figures(requests: list[Record], imports: list[Record]) -> dict[str, float]:
 def main(path: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     check(records)
-    memcpy, arms = defaultdict(list), defaultdict(lambda: defaultdict(list))
+    memcpy: dict[Scenario, list[float]] = defaultdict(list)
+    arms: dict[Scenario, dict[tuple[str, str], list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if record["kind"] == "memcpy":
             memcpy[scenario_of(record)].append(record["gb_s"])

@@ -50,7 +50,9 @@ class Server(Protocol):
     """Something that generates."""
 
     ready_s: float
-    pid: int
+
+    @property
+    def pid(self) -> int: ...
 
     def ask(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
         """For each prompt, all asked at once, when its tokens came, in seconds since asking."""
@@ -80,7 +82,8 @@ class HttpServer:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
-        times, usage = [], {}
+        times: list[float] = []
+        usage: dict[str, int] = {}
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue

@@ -3,14 +3,16 @@
     PYTHONPATH=tests python benchmarks/soak.py --checkpoint DIR [--seconds 600] [--seed 1] [--json FILE]
 
 Clients ask over HTTP (completions and chat, whole and as streams) and gRPC, hang up in the middle, send bad JSON and
-prompts that are too long, while the owner moves every few seconds between the checkpoint and one in which the
-embedding is negated. Every answer must be what a fresh load of the identity that it names answers to the same prompt
-in this process. The exit code is 1 when a law was broken; what was broken is in the result.
+prompts that are too long, while the owner moves every few seconds between the checkpoint, one in which the last norm
+is negated (one row), and one in which the embedding is (all its rows). Every answer must be what a fresh load of the
+identity that it names answers to the same prompt in this process. The exit code is 1 when a law was broken; what was
+broken is in the result.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
@@ -24,7 +26,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from support.checkpoints import EMBED, change_rows, negate
+from support.checkpoints import EMBED, NORM, change_rows, negate
 from support.http import log_lines, url_of
 from support.reference import loaded, sampled
 
@@ -83,7 +85,8 @@ class Reference:
             binding.close()
         self.identities = sorted({identity for identity, _ in self._tokens})
         for case in CASES:
-            assert len({self.expected(item, case, TOKENS, "") for item in self.identities}) == 2, f"{case}: they differ"
+            answers = {self.expected(item, case, TOKENS, "") for item in self.identities}
+            assert len(answers) == len(directories), f"{case}: identities that cannot be told apart"
 
     def prompt_tokens(self, case: Case) -> tuple[int, ...]:
         prompt = Conversation((Message("user", case.prompt),)) if case.chat else case.prompt
@@ -259,7 +262,9 @@ class Watched:
 
 
 def run(daemon: DaemonProcess, targets: list[Path], askers: list[Asker], seconds: float, every_s: float) -> Watched:
+    """``targets`` in turn, over and over."""
     watched, process, start = Watched(), psutil.Process(daemon.process.pid), time.monotonic()
+    turn = itertools.cycle(targets)
     for asker in askers:
         asker.start()
     moved = 0
@@ -268,7 +273,7 @@ def run(daemon: DaemonProcess, targets: list[Path], askers: list[Asker], seconds
             watched.resident_set.append((now, process.memory_info().rss))
             if now >= (moved + 1) * every_s:
                 moved += 1
-                watched.move(daemon.client, targets[moved % 2], whole=moved % WHOLE_EVERY == 0)
+                watched.move(daemon.client, next(turn), whole=moved % WHOLE_EVERY == 0)
             time.sleep(0.25)
     finally:
         for asker in askers:
@@ -314,8 +319,9 @@ def main() -> None:
         base = options.checkpoint.resolve()
         with Checkpoint.open(base) as checkpoint:
             rows = range(checkpoint.tensors[EMBED].rows)
-        target = change_rows(base, Path(work) / "target", EMBED, list(rows), negate)
-        reference = Reference([base, target])
+        small = change_rows(base, Path(work) / "small", NORM, [0], negate)
+        large = change_rows(base, Path(work) / "large", EMBED, list(rows), negate)
+        reference = Reference([base, small, large])
         arguments = ["--checkpoint", str(base), "--threads", str(options.threads), "--http", "127.0.0.1:0"]
         with DaemonProcess(Path(work) / "state", arguments) as daemon:
             url, stop = url_of(daemon), threading.Event()
@@ -323,7 +329,7 @@ def main() -> None:
                 Asker(url, daemon.client.endpoint, reference, options.seed + number, stop)
                 for number in range(options.clients)
             ]
-            watched = run(daemon, [base, target], askers, options.seconds, options.every)
+            watched = run(daemon, [small, base, large, base], askers, options.seconds, options.every)
             broken = [*watched.broken, *afterwards(daemon, url)]
     growth = watched.growth(min(120, options.seconds / 3))
     if growth > GROWTH_MAX:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessor
 from transformers.utils import logging
 
 
-class Clock(LogitsProcessor):
+class Clock(LogitsProcessor):  # type: ignore[misc]
     """Notes when the logits of each token come."""
 
     def __init__(self) -> None:

@@ -114,7 +114,7 @@ class DeviceFacts:
         readback: what a readback proves: ``storage`` (the bytes that programs read) or ``unproven``.
         execution: how programs run: ``native``, ``reference`` or ``host-reference``.
         imports: K/V that was computed elsewhere can be imported.
-        host_memory: weights lie in host memory, and the caller's own thread copies them.
+        host_memory: weights lie in host memory: the caller's own thread copies them, and can look at them in place.
         batch_max: requests that a prepared variant may be for; 0: as many as run.
         test_options: fault injection and the like; empty in production.
 
@@ -155,6 +155,13 @@ class DeviceMemory(Protocol):
         """Copy whole rows from the device into ``out``, which shares storage with nothing.
 
         Sees every write that was fenced. Returns when ``out`` is complete.
+        """
+        ...
+
+    def view_rows(self, allocation: Allocation, first_row: int, rows: int) -> Bytes | None:
+        """Whole rows where they lie, read-only, where the device's memory is the host's: otherwise None.
+
+        A read like any other; what it returns is the device's own bytes until the next write or release.
         """
         ...
 

@@ -117,14 +117,27 @@ class FaultyStorage:
                 raise DeviceError(DeviceFault.LOST, "injected: write failed")
 
     def read(self, offset: int, out: Bytes) -> None:
+        fault = self._take_read()
+        self._inner.read(offset, out)
+        if fault is not None:
+            out[...] = self._wrong(fault, offset, out)
+
+    def view(self, offset: int, nbytes: int) -> Bytes | None:
+        found = self._inner.view(offset, nbytes)
+        fault = self._take_read() if found is not None else None
+        return self._wrong(fault, offset, found) if fault is not None and found is not None else found
+
+    def _take_read(self) -> Fault | None:
         fault = self._faults.take(Operation.READ)
         if fault is not None and fault.effect is Effect.ERROR:
             raise DeviceError(DeviceFault.LOST, "injected: read failed")
-        self._inner.read(offset, out)
-        if fault is not None:
-            out[...] = _flipped(out, fault.bit)
-            if fault.effect is Effect.ROT:
-                self._inner.write(offset, out)
+        return fault
+
+    def _wrong(self, fault: Fault, offset: int, data: Bytes) -> Bytes:
+        wrong = _flipped(data, fault.bit)
+        if fault.effect is Effect.ROT:
+            self._inner.write(offset, wrong)
+        return wrong
 
     def release(self) -> None:
         if self._faults.take(Operation.RELEASE) is not None:

@@ -1,4 +1,4 @@
-"""Host memory for weights, cut from chunks that are large enough to get large pages."""
+"""Host memory on the edges of pages; that for weights is cut from chunks that are large enough to get large ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostArena:
         room = -(-parent.nbytes // PAGE_BYTES) * PAGE_BYTES
         if room > self._rest.nbytes:
             try:
-                self._rest = _aligned(max(room, CHUNK_BYTES))
+                self._rest = aligned_bytes(max(room, CHUNK_BYTES))
             except MemoryError as error:
                 raise DeviceError(
                     DeviceFault.OUT_OF_MEMORY, f"{parent.name}: {parent.nbytes} bytes: {error}"
@@ -49,7 +49,13 @@ class HostArena:
         self._rest = np.empty(0, np.uint8)
 
 
-def _aligned(nbytes: int) -> Bytes:
-    whole = np.empty(nbytes + LARGE_PAGE_BYTES, np.uint8)
-    start = -whole.ctypes.data % LARGE_PAGE_BYTES
+def aligned_bytes(nbytes: int) -> Bytes:
+    """Our own memory that begins on the edge of a page, of a large one if it fills one; content undefined.
+
+    Large arrays of numpy begin 16 bytes behind an edge. Copies of 2 to 512 KiB to there from what begins on one take
+    four times as long on processors whose ``rep movsb`` takes the two for overlapping: on AMD EPYC 2.7 GB/s for 10.
+    """
+    edge = LARGE_PAGE_BYTES if nbytes >= LARGE_PAGE_BYTES else PAGE_BYTES
+    whole = np.empty(nbytes + edge, np.uint8)
+    start = -whole.ctypes.data % edge
     return whole[start : start + nbytes]

@@ -32,10 +32,11 @@ class PromptImport(Protocol):
         ...
 
     def write(self, layer: int, first: int, states: States) -> None:
-        """Start copying K/V ``[2, kv_heads, T, head_dim]`` of a layer to positions ``first`` on.
+        """Start copying K/V ``[layers, 2, kv_heads, T, head_dim]`` to positions ``first`` on.
 
-        Raises ValueError, before any effect, when they are not all wanted or of another shape. After a DeviceError it
-        is not known what was copied. ``states`` must not change before the next fence.
+        The layers are those from ``layer`` on, all of one cache group. Raises ValueError, before any effect, when they
+        are not all wanted or of another shape. After a DeviceError it is not known what was copied. ``states`` must
+        not change before the next fence.
         """
         ...
 

@@ -33,6 +33,10 @@ class Storage(Protocol):
         """Copy from ``offset`` into ``out``, complete on return."""
         ...
 
+    def view(self, offset: int, nbytes: int) -> Bytes | None:
+        """The bytes where they lie, read-only; None: they are not in host memory."""
+        ...
+
     def release(self) -> None: ...
 
 
@@ -85,7 +89,7 @@ class RowMemory:
         return allocation
 
     def write_rows(self, allocation: Allocation, first_row: int, data: Bytes) -> None:
-        storage = self._storage(allocation, first_row, data)
+        storage = self._storage(allocation, first_row, data.nbytes)
         self._counters.native_calls += 1
         self._counters.bytes_written += data.nbytes
         self._writes[allocation.id] += 1
@@ -93,10 +97,19 @@ class RowMemory:
         storage.write(first_row * allocation.parent.row_bytes, data)
 
     def read_rows(self, allocation: Allocation, first_row: int, out: Bytes) -> None:
-        storage = self._storage(allocation, first_row, out)
+        storage = self._storage(allocation, first_row, out.nbytes)
         self._counters.native_calls += 1
         self._counters.bytes_read_back += out.nbytes
         storage.read(first_row * allocation.parent.row_bytes, out)
+
+    def view_rows(self, allocation: Allocation, first_row: int, rows: int) -> Bytes | None:
+        row_bytes = allocation.parent.row_bytes
+        storage = self._storage(allocation, first_row, rows * row_bytes)
+        found = storage.view(first_row * row_bytes, rows * row_bytes)
+        if found is not None:
+            self._counters.native_calls += 1
+            self._counters.bytes_read_back += found.nbytes
+        return found
 
     def fence(self) -> None:
         self._counters.native_calls += 1
@@ -128,9 +141,9 @@ class RowMemory:
         if not self._live:
             self._device.emptied()
 
-    def _storage(self, allocation: Allocation, first_row: int, data: Bytes) -> Storage:
+    def _storage(self, allocation: Allocation, first_row: int, nbytes: int) -> Storage:
         assert allocation.id in self._live, f"{allocation.id} is not live"
-        rows, rest = divmod(data.nbytes, allocation.parent.row_bytes)
+        rows, rest = divmod(nbytes, allocation.parent.row_bytes)
         assert rest == 0, "not whole rows"
         assert 0 <= first_row <= allocation.parent.rows - rows, "rows out of bounds"
         return self._live[allocation.id]

@@ -54,7 +54,7 @@ def command(
 
     Not for hand use: `rowlock serve --prefill subprocess` starts it.
     """
-    from rowlock.bindings.parent import end_with_parent  # noqa: PLC0415
+    from rowlock.bindings.children import end_with_parent  # noqa: PLC0415
     from rowlock.daemon.prefill.engine import EngineOptions, load_factory  # noqa: PLC0415
     from rowlock.daemon.prefill.pacing import PacedEngine  # noqa: PLC0415
     from rowlock.daemon.prefill.protocol.frames import FrameError  # noqa: PLC0415

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rowlock.bindings.children import end_of
 from rowlock.bindings.finding import Finding
 from rowlock.daemon.devices import parse_device
 from rowlock.daemon.environments import DeviceRefusedError
@@ -62,7 +62,7 @@ def run_probe(command: Sequence[str], timeout_s: float = PROBE_S) -> Iterator[Fi
             check=False,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        out, err, problem = done.stdout, done.stderr, _end_of(done.returncode)
+        out, err, problem = done.stdout, done.stderr, end_of(done.returncode) if done.returncode else ""
     except subprocess.TimeoutExpired as error:
         out, err, problem = error.stdout or b"", error.stderr or b"", f"did not end within {timeout_s} s"
     last = ""
@@ -75,12 +75,6 @@ def run_probe(command: Sequence[str], timeout_s: float = PROBE_S) -> Iterator[Fi
         words = " ".join(err.decode(errors="replace").split())[-LAST_WORDS:]
         where = f" after looking at {last!r}" if last else ""
         yield Finding("probe", False, f"the process that looked {problem}{where}: {words or 'it said nothing'}")
-
-
-def _end_of(code: int) -> str:
-    if code >= 0:
-        return "" if code == 0 else f"ended with {code}"
-    return f"was ended by {signal.Signals(-code).name}"
 
 
 def _parse(line: str) -> Finding | None:

@@ -40,7 +40,8 @@ def answer(directory: Path, prompt: str, max_tokens: int) -> str:
     tokens = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         output = model.generate(**tokens, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)
-    return tokenizer.decode(output[0, tokens.input_ids.shape[1] :], skip_special_tokens=True)
+    text: str = tokenizer.decode(output[0, tokens.input_ids.shape[1] :], skip_special_tokens=True)
+    return text
 
 
 def differing_rows(first: Path, second: Path) -> tuple[int, int]:

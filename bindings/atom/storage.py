@@ -132,6 +132,9 @@ class RblnStorage:
         with as_device_error(DeviceFault.LOST, f"reading {len(host)} rows of {self._parent.name}"):
             host.copy_(self.rows(first_row, len(host)))
 
+    def view(self, offset: int, nbytes: int) -> None:
+        """It is not host memory."""
+
     def release(self) -> None:
         self._device.forget(self)
         self.tensor = torch.empty(0)

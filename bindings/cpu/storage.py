@@ -58,6 +58,11 @@ class HostStorage:
     def read(self, offset: int, out: Bytes) -> None:
         np.copyto(out, self._bytes[offset : offset + out.nbytes])
 
+    def view(self, offset: int, nbytes: int) -> Bytes:
+        part = self._bytes[offset : offset + nbytes]
+        part.flags.writeable = False
+        return part
+
     def release(self) -> None:
         self._bytes = np.empty(0, np.uint8)
         self.tensor = torch.empty(0)

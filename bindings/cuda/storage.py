@@ -31,7 +31,7 @@ class CudaDevice:
         self._faults = faults
         self.torch_name = f"cuda:{logical}"
         with as_device_error(DeviceFault.LOST, f"opening {self.torch_name}"):
-            self.stream: torch.cuda.Stream = torch.cuda.Stream(self.torch_name)  # type: ignore[no-untyped-call]
+            self.stream: torch.cuda.Stream = torch.cuda.Stream(self.torch_name)
             self.staging = Staging(
                 torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STAGING_BUFFERS)
             )
@@ -96,6 +96,9 @@ class CudaStorage:
 
         with as_device_error(DeviceFault.LOST, f"reading {self._name}"), torch.cuda.stream(self._device.stream):
             self._device.staging.receive(out, start)
+
+    def view(self, offset: int, nbytes: int) -> None:
+        """It is not host memory."""
 
     def release(self) -> None:
         self.tensor = self._bytes = torch.empty(0)

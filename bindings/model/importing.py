@@ -58,7 +58,7 @@ class DecoderImport:
         return self._room.wanted(layer)
 
     def write(self, layer: int, first: int, states: States) -> None:
-        self._room.write_values(layer, first, states)
+        self._room.write(layer, first, states)
 
     def admit(self, logits: States) -> tuple[DecoderSequence, Step]:
         sequence = DecoderSequence.admitted(self._room, self._programs, self._sampling)

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from rowlock.bindings.parent import end_with_parent
+from rowlock.bindings.children import end_with_parent
 from rowlock.bindings.rngd import sdk
 from rowlock.bindings.rngd.artifacts import ArtifactStore
 from rowlock.bindings.rngd.builder import BUILT

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from rowlock.bindings.children import end_of
 from rowlock.bindings.device import DeviceError, DeviceFault, never
 from rowlock.bindings.rngd.shape import ProgramSet
 
@@ -57,11 +57,9 @@ class Builder:
         ) as child:
             out, err = _talk(child, wanted.to_json(), given_up)
         if child.returncode != 0:
-            end = f"ended with {child.returncode}"
-            if child.returncode < 0:
-                end = f"was ended by {signal.Signals(-child.returncode).name}"
             words = " ".join(err.split())[-LAST_WORDS:]
-            raise DeviceError(DeviceFault.UNSUPPORTED, f"the process that builds programs {end}: {words}")
+            message = f"the process that builds programs {end_of(child.returncode)}: {words}"
+            raise DeviceError(DeviceFault.UNSUPPORTED, message)
         return sum(line.startswith(BUILT) for line in out.splitlines())
 
 

@@ -66,6 +66,9 @@ class RngdStorage:
         with sdk.vendor_errors(f"reading {len(host)} rows of {self._parent.name}"):
             host.copy_(self._rows(offset, len(host)))
 
+    def view(self, offset: int, nbytes: int) -> None:
+        """It is not host memory."""
+
     def release(self) -> None:
         """The library frees a tensor with its last reference, which is this one: programs take theirs per call."""
         self.tensor = torch.empty(0)

@@ -1,7 +1,7 @@
 """Parent images in host memory, and the device calls that fill, write and compare them.
 
-The calls are made on the owner thread only; comparing is left to other threads while
-the next piece is read.
+The calls are made on the owner thread only. What is read back is compared by other threads while the next piece is
+read; where the device's memory is the host's, it is compared where it lies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from rowlock.bindings.checkpoint.tensors import Bytes
 from rowlock.bindings.device import Allocation, DeviceMemory
+from rowlock.bindings.host_arena import aligned_bytes
 from rowlock.bindings.model.layout import Layout, ParentInfo, Placement
 from rowlock.daemon.owner.record import RowRange
 
@@ -30,6 +31,8 @@ READ_BYTES: Final = 512 * 1024
 """Device bytes of one read in such a step."""
 COMPARE_BYTES: Final = 2 * 1024 * 1024
 """Bytes read back and compared at a time: small enough to stay in cache."""
+VIEW_BYTES: Final = 16 * 1024 * 1024
+"""Bytes compared at a time where they lie: few enough for one watched call, and many enough for it to cost nothing."""
 ALIGNMENT: Final = 64
 """Bytes: parents begin on cache lines of their own."""
 SCRATCH_BUFFERS: Final = 3
@@ -51,7 +54,7 @@ def new_images(layout: Layout, parents: Iterable[str], *, sparse: bool = False) 
     """
     sizes = image_sizes(layout, parents)
     nbytes = buffer_bytes(sizes)
-    return cut(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if sparse else np.empty(nbytes, np.uint8), sizes)
+    return cut(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if sparse else aligned_bytes(nbytes), sizes)
 
 
 def image_sizes(layout: Layout, parents: Iterable[str]) -> dict[str, int]:
@@ -157,38 +160,48 @@ class Comparer:
     """Compares what is read back, through buffers that are made and touched once.
 
     Args:
-        executor: compares while the next piece is read; None where the caller's own thread does the reading,
-            so that there is nothing to overlap with and a hand-over for each piece to save.
+        executor: compares while the next piece is read; None where the device's memory is the host's: it is compared
+            where it lies, which takes half as long as copying it and comparing the copy.
+
+    Attributes:
+        piece_bytes: to compare at a time.
 
     """
 
     def __init__(self, executor: Executor | None) -> None:
         self.executor = executor
-        self.buffers = deque(np.ones(COMPARE_BYTES, np.uint8) for _ in range(SCRATCH_BUFFERS if executor else 1))
+        self.piece_bytes = COMPARE_BYTES if executor else VIEW_BYTES
+        self.buffers = deque(np.ones(COMPARE_BYTES, np.uint8) for _ in range(SCRATCH_BUFFERS if executor else 0))
 
 
 def first_mismatch(
     memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, pieces: Iterable[Piece],
     comparer: Comparer,
 ) -> tuple[str, int] | None:  # fmt: skip
-    """Read pieces back into other memory and compare them: the first (parent, row) that differs, or None."""
-    buffers = comparer.buffers.copy()
+    """Read pieces back and compare them with their images: the first (parent, row) that differs, or None."""
     if comparer.executor is None:
-        for piece in pieces:
-            got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
-            want = _read_back(memory, allocations, images, piece, got)
-            if not _equal(got, want):
-                return _first_wrong(piece, got, want)
-            buffers.append(_whole(got))
-        return None
-    return _compare_beside(memory, allocations, images, pieces, comparer.executor, buffers)
+        return _compare_in_place(memory, allocations, images, pieces)
+    return _compare_beside(memory, allocations, images, pieces, comparer.executor, comparer.buffers.copy())
+
+
+def _compare_in_place(
+    memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, pieces: Iterable[Piece]
+) -> tuple[str, int] | None:
+    for piece in pieces:
+        got = memory.view_rows(allocations[piece.parent], piece.first_row, piece.rows)
+        want = rows_of(images, piece, allocations)
+        assert got is not None, "the device's memory is the host's"
+        assert not np.may_share_memory(got, want), "an image is no proof of itself"
+        if not _equal(got, want):
+            return _first_wrong(piece, got, want)
+    return None
 
 
 def _compare_beside(
     memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, pieces: Iterable[Piece],
     executor: Executor, buffers: deque[Bytes],
 ) -> tuple[str, int] | None:  # fmt: skip
-    """The same, comparing on other threads while the next piece is read."""
+    """Copy pieces into other memory, and compare them on other threads while the next one is read."""
     running: deque[tuple[Piece, Bytes, Bytes, Future[bool]]] = deque()
 
     def finish() -> tuple[str, int] | None:

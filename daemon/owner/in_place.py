@@ -20,7 +20,6 @@ from rowlock.bindings.plan import Plan, TargetCheck, UndoStore, Verify
 from rowlock.daemon.owner.core import CancelledError, Steps
 from rowlock.daemon.owner.digest_readback import drift_of, read_digests
 from rowlock.daemon.owner.images import (
-    COMPARE_BYTES,
     READ_BYTES,
     Images,
     Piece,
@@ -200,13 +199,14 @@ class InPlace(Transit):
 
     def _verify(self) -> str:
         """Which rows do not read back as expected, or empty."""
+        piece_bytes = self.core.comparer.piece_bytes
         if self.plan.verify is Verify.GROUPS:
             ranges = [item for parent in self.parents for item in self._group_ranges(parent)]
-            problem = self._compare(self.expected, pieces_of(ranges, COMPARE_BYTES))
+            problem = self._compare(self.expected, pieces_of(ranges, piece_bytes))
         elif self.plan.by_digest:
             problem = self._digest(self.parents)
         else:
-            problem = self._compare(self.expected, whole_parents(self.allocations, self.parents, COMPARE_BYTES))
+            problem = self._compare(self.expected, whole_parents(self.allocations, self.parents, piece_bytes))
         if not problem and self.plan.verify is Verify.ALL:
             rest = [name for name in self.resident.model.layout.parents if name not in self.expected]
             problem = self._digest(rest)
@@ -252,7 +252,7 @@ class InPlace(Transit):
             write_ranges(self.memory, self.allocations, self.before, self._group_ranges(parent))
         self.memory.fence()
         by_image = [] if self.plan.by_digest else self.parents
-        problem = self._compare(self.before, whole_parents(self.allocations, by_image, COMPARE_BYTES))
+        problem = self._compare(self.before, whole_parents(self.allocations, by_image, self.core.comparer.piece_bytes))
         if not problem:
             rest = [name for name in self.resident.model.layout.parents if name not in by_image]
             problem = self._digest(rest, old=True)

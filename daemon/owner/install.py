@@ -9,7 +9,7 @@ from rowlock.bindings.device import DeviceError, DeviceFault, Runtime, Variant
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.layout import Layout
 from rowlock.daemon.owner.core import Core
-from rowlock.daemon.owner.images import COMPARE_BYTES, Images, first_mismatch, whole_parents
+from rowlock.daemon.owner.images import Images, first_mismatch, whole_parents
 from rowlock.daemon.owner.rebuild import rebuild
 from rowlock.daemon.owner.resident import Resident
 from rowlock.daemon.owner.staging import Staging
@@ -78,7 +78,7 @@ def upload(core: Core, runtime: Runtime, images: Images) -> None:
 
 def prove_upload(core: Core, runtime: Runtime, images: Images) -> None:
     """Read every allocation back. Raises OwnerError: VERIFY_MISMATCH."""
-    pieces = whole_parents(runtime.allocations, images, COMPARE_BYTES)
+    pieces = whole_parents(runtime.allocations, images, core.comparer.piece_bytes)
     wrong = first_mismatch(core.binding.memory, runtime.allocations, images, pieces, core.comparer)
     if wrong is not None:
         raise OwnerError(

@@ -54,7 +54,7 @@ class Planner:
             OwnerError: the target cannot be used, or the level required cannot be had.
 
         """
-        target = self.loader.open(directory, progress, resident.text if resident else None)
+        target = self.loader.open(directory, progress)
         return self.plan(resident, target, require, options), target
 
     def rollback(self, resident: Resident | None, to: int, options: Options) -> tuple[Plan, Target]:
@@ -160,7 +160,7 @@ class Planner:
             raise OwnerError(Reason.ROLLBACK_UNAVAILABLE, f"pushed rows: {error}") from error
         manifest = self.stores.manifest(wanted.weights)
         model = Model(identity_of(wanted), manifest, resident.model.layout, wanted.checkpoint)
-        text = kept_text(self.stores, wanted.assets, resident.text.config)
+        text = kept_text(self.stores, self.loader.texts, wanted.assets, resident.text.config)
         source = GroupSource({name: tensor.info for name, tensor in manifest.tensors.items()}, groups)
         stamps = self.loader.cache.stamps(Path(wanted.checkpoint), wanted.weights)
         return Target(model, resident.config, text, source, stamps, whole=False, overlay=wanted.overlay, pushed=pushed)

@@ -10,7 +10,7 @@ from rowlock.bindings.checkpoint.identity import Identity
 from rowlock.daemon.owner.sources import OverlaySource
 from rowlock.daemon.owner.stores import Stores
 from rowlock.daemon.owner.target import Target, TargetLoader, refusal
-from rowlock.daemon.owner.text import Text
+from rowlock.daemon.owner.text import Text, Texts
 from rowlock.journal.undo import UndoError
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -42,16 +42,16 @@ def rebuild(
         found = target.model.identity
         if (found.program, found.weights) != (wanted.program, wanted.weights):
             raise OwnerError(Reason.TARGET_CHANGED, f"{checkpoint}: does not hold generation {generation} any more")
-        return target if found == wanted else _with_assets(stores, target, wanted)
+        return target if found == wanted else _with_assets(stores, loader.texts, target, wanted)
     except BaseException:
         target.close()
         raise
 
 
-def kept_text(stores: Stores, assets: str, config: dict[str, object]) -> Text:
+def kept_text(stores: Stores, texts: Texts, assets: str, config: dict[str, object]) -> Text:
     """Tokenizer and stop tokens of a published identity. Raises OwnerError."""
     try:
-        return Text(stores.assets / assets, stores.kept_assets(assets), config)
+        return texts.of(stores.assets / assets, stores.kept_assets(assets), config)
     except CheckpointError as error:
         raise refusal(error) from error
 
@@ -75,6 +75,6 @@ def _overlaid(stores: Stores, target: Target, wanted: Identity, overlay: str) ->
     )
 
 
-def _with_assets(stores: Stores, target: Target, wanted: Identity) -> Target:
-    text = kept_text(stores, wanted.assets, target.text.config)
+def _with_assets(stores: Stores, texts: Texts, target: Target, wanted: Identity) -> Target:
+    text = kept_text(stores, texts, wanted.assets, target.text.config)
     return replace(target, model=replace(target.model, identity=wanted), text=text)

@@ -20,7 +20,7 @@ from rowlock.bindings.model.config import ModelConfig, parse_config
 from rowlock.bindings.model.layout import Layout, layout_of
 from rowlock.bindings.plan import Model
 from rowlock.daemon.owner.sources import RowSource
-from rowlock.daemon.owner.text import Text
+from rowlock.daemon.owner.text import Text, Texts
 from rowlock.v1.errors import OwnerError, Reason
 
 
@@ -65,6 +65,7 @@ class TargetLoader:
         log: told when a manifest could not be cached.
         artifacts: the device runs compiled graphs.
         give_way: called between pieces of a few ms, which hold the interpreter's lock: those who decode want it too.
+        texts: those in use.
 
     """
 
@@ -75,14 +76,14 @@ class TargetLoader:
     log: Callable[..., None] = lambda *_args, **_fields: None
     artifacts: bool = False
     give_way: Callable[[], None] = lambda: None
+    texts: Texts = field(default_factory=Texts)
 
-    def open(self, directory: Path, progress: Progress = no_progress, known: Text | None = None) -> Target:
+    def open(self, directory: Path, progress: Progress = no_progress) -> Target:
         """Parse, check and digest a checkpoint. The caller closes the target.
 
         Args:
             directory: absolute.
             progress: told of bytes digested.
-            known: a tokenizer to use again if the assets are the same.
 
         Raises:
             OwnerError: TARGET_INVALID, TARGET_NOT_FOUND or TARGET_CHANGED, with file and field.
@@ -92,12 +93,12 @@ class TargetLoader:
         try:
             graphs = ArtifactDirectory.find(directory, self.roots)
             if graphs is not None:
-                return self._understand_graphs(graphs, known)
+                return self._understand_graphs(graphs)
             self.give_way()
             checkpoint = Checkpoint.open(directory, self.roots)
             try:
                 self.give_way()
-                return self._understand(checkpoint, progress, known)
+                return self._understand(checkpoint, progress)
             except BaseException:
                 checkpoint.close()
                 raise
@@ -111,10 +112,10 @@ class TargetLoader:
             self.log("target.unexpected_error", directory=str(directory), error=repr(error), exc_info=error)
             raise OwnerError(Reason.TARGET_INVALID, f"{directory}: {type(error).__name__}: {error}") from error
 
-    def _understand(self, checkpoint: Checkpoint, progress: Progress, known: Text | None) -> Target:
+    def _understand(self, checkpoint: Checkpoint, progress: Progress) -> Target:
         config = parse_config(checkpoint.directory, checkpoint.config)
         layout = self.place(layout_of(checkpoint, config))
-        text = _text(checkpoint, known)
+        text = self.texts.of(checkpoint.directory, checkpoint.assets, checkpoint.config)
         self.give_way()
         manifest = self.cache.find(checkpoint)
         if manifest is None:
@@ -125,7 +126,7 @@ class TargetLoader:
         model = Model(identity, manifest, layout, str(checkpoint.directory))
         return Target(model, config, text, checkpoint, checkpoint.stamps)
 
-    def _understand_graphs(self, found: ArtifactDirectory, known: Text | None) -> Target:
+    def _understand_graphs(self, found: ArtifactDirectory) -> Target:
         """Compiled graphs: no tensors of their own; the program digest covers every byte of them."""
         try:
             if not self.artifacts:
@@ -138,7 +139,8 @@ class TargetLoader:
             manifest = Manifest.of(())
             identity = Identity(found.artifact.program(found.config), found.assets.digest, manifest.root)
             model = Model(identity, manifest, layout, str(found.directory))
-            return Target(model, config, _text(found, known), found, found.stamps)
+            text = self.texts.of(found.directory, found.assets, found.config)
+            return Target(model, config, text, found, found.stamps)
         except BaseException:
             found.close()
             raise
@@ -148,12 +150,6 @@ class TargetLoader:
             self.cache.store(checkpoint, manifest)
         except OSError as error:  # it only saves time
             self.log("manifest.not_cached", directory=str(checkpoint.directory), error=str(error))
-
-
-def _text(source: Checkpoint | ArtifactDirectory, known: Text | None) -> Text:
-    if known is not None and known.digest == source.assets.digest and known.config == source.config:
-        return known
-    return Text(source.directory, source.assets, source.config)
 
 
 _REASONS = {

@@ -168,6 +168,10 @@ class _WatchedMemory:
         with self._boundary.call(Point.READ_ROWS, allocation.parent.name):
             self._inner.read_rows(allocation, first_row, out)
 
+    def view_rows(self, allocation: Allocation, first_row: int, rows: int) -> Bytes | None:
+        with self._boundary.call(Point.READ_ROWS, allocation.parent.name):
+            return self._inner.view_rows(allocation, first_row, rows)
+
     def fence(self) -> None:
         with self._boundary.call(Point.FENCE, "device"):
             self._inner.fence()

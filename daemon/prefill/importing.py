@@ -20,8 +20,9 @@ from rowlock.daemon.prefill.protocol.memory import OwnerMemory
 from rowlock.daemon.prefill.timeline import Timeline
 from rowlock.v1.errors import OwnerError, Reason
 
-COPY_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of one copy, at most: a step of decoding does not wait for more than some of them."""
+COPY_BYTES: Final = 6 * 1024 * 1024
+"""Bytes of one copy, at most: a step of decoding does not wait for more than some of them. Each costs a fifth of a ms,
+so small layers of a span are copied together."""
 
 
 class ImportedPrompt:
@@ -63,7 +64,7 @@ class ImportedPrompt:
         self._now_ns = now_ns
         self._coverage = Coverage(self.layout, lease.generation)
         self._memory: OwnerMemory | None = None
-        self._copies: deque[tuple[int, int, int]] = deque()
+        self._copies: deque[tuple[range, int, int]] = deque()
         self._done = False
 
     @property
@@ -104,14 +105,14 @@ class ImportedPrompt:
         """Copy announced K/V into its pages, about so many bytes; returns how many."""
         copied = 0
         while self.copying and copied < most:
-            layer, first, stop = self._copies.popleft()
+            layers, first, stop = self._copies.popleft()
             begun = self._now_ns()
             try:
-                self._room.write(layer, first, self._states(layer, first, stop))
+                self._room.write(layers.start, first, self._states(layers, first, stop))
             except (DeviceError, ValueError) as error:
                 self.fail(OwnerError(Reason.DEVICE_FAILED, f"a copy of K/V failed: {error}"))
                 break
-            nbytes = (stop - first) * self.layout.geometry.token_bytes
+            nbytes = len(layers) * (stop - first) * self.layout.geometry.token_bytes
             self.timeline.copies.append((begun, self._now_ns(), nbytes))
             copied += nbytes
         return copied
@@ -171,10 +172,12 @@ class ImportedPrompt:
         if self._memory is None:
             raise SpanRefusedError("span came before its memory")
         self._coverage.add(span)
-        tokens = max(1, COPY_BYTES // self.layout.geometry.token_bytes)
-        for layer in range(span.layer, span.layer_stop):
+        most = max(1, COPY_BYTES // self.layout.geometry.token_bytes)
+        layers, tokens = max(1, most // (span.token_stop - span.token)), min(most, span.token_stop - span.token)
+        for layer in range(span.layer, span.layer_stop, layers):
             for first in range(span.token, span.token_stop, tokens):
-                self._copies.append((layer, first, min(first + tokens, span.token_stop)))
+                part = range(layer, min(layer + layers, span.layer_stop))
+                self._copies.append((part, first, min(first + tokens, span.token_stop)))
 
     def _take_done(self, done: Done) -> None:
         geometry = self.layout.geometry
@@ -195,12 +198,12 @@ class ImportedPrompt:
         self._done = True
         self.timeline.computed, self.timeline.done = done.computed_ns, self._now_ns()
 
-    def _states(self, layer: int, first: int, stop: int) -> np.ndarray:
-        """``[2, kv_heads, T, head_dim]`` in the source's memory."""
-        geometry, begin = self.layout.geometry, self.layout.first(layer)
-        values = self._values(self.layout.offsets[layer], self.layout.offsets[layer + 1])
-        region = values.reshape(2, geometry.kv_heads, self.layout.tokens - begin, geometry.head_dim)
-        return region[:, :, first - begin : stop - begin]
+    def _states(self, layers: range, first: int, stop: int) -> np.ndarray:
+        """``[layers, 2, kv_heads, T, head_dim]`` of one cache group in the source's memory."""
+        geometry, begin = self.layout.geometry, self.layout.first(layers.start)
+        values = self._values(self.layout.offsets[layers.start], self.layout.offsets[layers.stop])
+        region = values.reshape(len(layers), 2, geometry.kv_heads, self.layout.tokens - begin, geometry.head_dim)
+        return region[:, :, :, first - begin : stop - begin]
 
     def _logits(self) -> np.ndarray:
         return self._values(self.layout.logits_offset, self.layout.nbytes)

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, Final
 
-from rowlock.bindings.parent import end_with_parent
+from rowlock.bindings.children import end_with_parent
 from rowlock.daemon.staging.orders import Answer, Desk, Done, Failed, Order, Step
 
 ORDERS_AT_ONCE: Final = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from multiprocessing.reduction import send_handle
 from typing import Any, Final
 
 from rowlock.bindings.checkpoint.hashing import Progress, no_progress
+from rowlock.bindings.children import end_of
 from rowlock.daemon.staging.orders import Answer, Done, Failed, Order, Step
 from rowlock.v1.errors import OwnerError, Reason
 
@@ -91,7 +91,7 @@ class StagingProcess:
             while True:
                 self._take(self._link.recv())
         self._process.kill()
-        end = OwnerError(Reason.STAGING_FAILED, f"the process that stages {_end_of(self._process.wait())}")
+        end = OwnerError(Reason.STAGING_FAILED, f"the process that stages {end_of(self._process.wait())}")
         with self._lock:
             self._end = end
             waiting, self._waiting = self._waiting, {}
@@ -128,7 +128,3 @@ def _make_nicer(pid: int) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, pid, min(own + NICENESS, NICENESS_MAX))
-
-
-def _end_of(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"

@@ -55,6 +55,23 @@ def test_exactly_these_rows_change(binding: Binding, allocation: Allocation, fir
     assert np.array_equal(read(binding, allocation), expected)
 
 
+def test_rows_are_looked_at_in_place_where_memory_is_the_hosts(binding: Binding, allocation: Allocation) -> None:
+    before = binding.counters.bytes_read_back
+    view = binding.memory.view_rows(allocation, 7, 3)
+    assert (view is not None) == binding.facts.host_memory
+    if view is None:
+        assert binding.counters.bytes_read_back == before
+        return
+    assert np.array_equal(view, pattern(50)[280:400])
+    assert not view.flags.writeable
+    assert binding.counters.bytes_read_back == before + 120
+    binding.memory.write_rows(allocation, 8, pattern(1, seed=2))
+    binding.memory.fence()
+    assert np.array_equal(view[40:80], pattern(1, seed=2)), "a copy would not show what is written later"
+    with pytest.raises(AssertionError):
+        binding.memory.view_rows(allocation, 48, 3)
+
+
 def test_overlapping_writes_take_effect_in_order(binding: Binding, allocation: Allocation) -> None:
     for seed in (2, 3):
         binding.memory.write_rows(allocation, 5, pattern(10, seed))

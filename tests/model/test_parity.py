@@ -59,7 +59,8 @@ def served_logits(runtime: DecoderRuntime, tokens: list[int]) -> torch.Tensor:
 
 def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0]
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits
+    return logits[0]
 
 
 def reference_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
@@ -67,7 +68,8 @@ def reference_greedy(model: Any, tokens: list[int], count: int) -> list[int]:
         output = model.generate(
             torch.tensor([tokens]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
         )
-    return output[0, len(tokens) :].tolist()
+    generated: list[int] = output[0, len(tokens) :].tolist()
+    return generated
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,9 @@ class SimMemory:
         elif effect == "torn":
             out[out.nbytes // 2 :] = FRESH
 
+    def view_rows(self, allocation: Allocation, first_row: int, rows: int) -> None:
+        """It is not host memory."""
+
     def fence(self) -> None:
         self._hook(self.device, "fence", "")
         self.device.land()

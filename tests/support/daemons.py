@@ -31,7 +31,8 @@ def answer(daemon: DaemonProcess, prompt: str = "hello") -> tuple[list[int], str
 
 
 def owner(daemon: DaemonProcess) -> owner_pb2.Owner:
-    return daemon.client.call(daemon.client.owner.GetOwner, owner_pb2.GetOwnerRequest()).owner
+    found: owner_pb2.Owner = daemon.client.call(daemon.client.owner.GetOwner, owner_pb2.GetOwnerRequest()).owner
+    return found
 
 
 def transition(daemon: DaemonProcess, **fields: object) -> list[owner_pb2.TransitionEvent]:

@@ -28,18 +28,18 @@ def soaked(checkpoint: Path, work: Path, seconds: int, *options: str) -> dict[st
     return found
 
 
-def looked_at(result: dict[str, dict[str, int]]) -> None:
-    """Both identities answered, over every way in, and something was hung up and refused."""
+def looked_at(result: dict[str, dict[str, int]], identities: int) -> None:
+    """So many identities answered at least, over every way in, and something was hung up and refused."""
     counts = result["counts"]
-    assert len([name for name in counts if name.startswith("answered by")]) == 2
+    assert len([name for name in counts if name.startswith("answered by")]) >= identities
     assert all(counts.get(kind) for kind in ("whole", "streamed", "grpc_answer", "hung_up", "trouble"))
 
 
 def test_some_seconds_of_it(tiny: Path, tmp_path: Path) -> None:
-    looked_at(soaked(with_chat_template(tiny, tmp_path / "chat"), tmp_path, 4, "--every", "1", "--threads", "1"))
+    looked_at(soaked(with_chat_template(tiny, tmp_path / "chat"), tmp_path, 4, "--every", "1", "--threads", "1"), 2)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_a_minute_of_it(tiny: Path, tmp_path: Path) -> None:
-    looked_at(soaked(with_chat_template(tiny, tmp_path / "chat"), tmp_path, 60))
+    looked_at(soaked(with_chat_template(tiny, tmp_path / "chat"), tmp_path, 60), 3)

@@ -34,7 +34,7 @@ EXCEPTIONS = {
     "cli.serve": {"daemon", "journal", "bindings.device"},
     "cli.doctor": {"daemon"},
     "cli.prepare": {"daemon", "bindings.device"},
-    "cli.prefill_worker": {"daemon.prefill", "bindings.parent"},
+    "cli.prefill_worker": {"daemon.prefill", "bindings.children"},
 }
 # Vendor packages, each with the one file that may import it.
 VENDOR_PACKAGES = {

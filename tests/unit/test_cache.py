@@ -47,6 +47,11 @@ def states(count: int, value: float = 1.0) -> torch.Tensor:
     return torch.full((2, 1, count, 8), value, dtype=torch.bfloat16)
 
 
+def values(states: torch.Tensor) -> np.ndarray:
+    """Of one layer, as they come from elsewhere."""
+    return states.view(torch.int16 if states.dtype == torch.bfloat16 else torch.int32).numpy()[None]
+
+
 def computed(cache: PagedCache, tokens: list[int], settled: int | None = None) -> BlockTable:
     """A table after its whole prompt; K/V of a position is its token."""
     table = BlockTable(cache, 64)
@@ -198,7 +203,7 @@ def test_a_reservation_is_seen_by_nobody_until_it_is_admitted() -> None:
     assert list(reservation.wanted(0)) == list(range(12, 17))
     for layer in range(4):
         wanted = reservation.wanted(layer)
-        reservation.write(layer, wanted.start, states(len(wanted), 3))
+        reservation.write(layer, wanted.start, values(states(len(wanted), 3)))
     probe = BlockTable(cache, 64)
     probe.begin(prompt, 17)
     assert probe.length == 0
@@ -217,7 +222,7 @@ def test_what_was_admitted_is_found_by_the_next() -> None:
     prompt = np.arange(1, 18)
     reservation = Reservation(cache, prompt, 30, 17)
     for layer in range(2):
-        reservation.write(layer, 0, states(17))
+        reservation.write(layer, 0, values(states(17)))
     reservation.admit()
     probe = BlockTable(cache, 64)
     probe.begin(prompt, 17)
@@ -231,7 +236,7 @@ def test_a_reservation_over_a_known_beginning_wants_the_rest() -> None:
     reservation = Reservation(cache, np.full(12, 5), 20, 12)
     assert (reservation.first, list(reservation.wanted(0))) == (8, [8, 9, 10, 11])
     with pytest.raises(ValueError, match="K/V of positions 4 to 8, wanted 8 to 12"):
-        reservation.write(0, 4, states(4))
+        reservation.write(0, 4, values(states(4)))
     reservation.release()
     reservation.release()
     cache.check_integrity()
@@ -240,9 +245,9 @@ def test_a_reservation_over_a_known_beginning_wants_the_rest() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (torch.zeros(2, 2, 1, 8, dtype=torch.bfloat16), r"shape \[2, 2, 1, 8\], wanted \[2, 1, T, 8\]"),
-        (torch.zeros(2, 1, 8, dtype=torch.bfloat16), r"shape \[2, 1, 8\]"),
-        (torch.zeros(2, 1, 1, 8), "dtype torch.float32, wanted torch.bfloat16"),
+        (torch.zeros(2, 2, 1, 8, dtype=torch.bfloat16), r"shape \[1, 2, 2, 1, 8\], wanted \[layers, 2, 1, T, 8\]"),
+        (torch.zeros(2, 1, 8, dtype=torch.bfloat16), r"shape \[1, 2, 1, 8\]"),
+        (torch.zeros(2, 1, 1, 8), "values of 4 bytes, wanted 2"),
         (torch.zeros(2, 1, 0, 8, dtype=torch.bfloat16), "positions 3 to 3"),
         (torch.zeros(2, 1, 2, 8, dtype=torch.bfloat16), "positions 3 to 5, wanted 0 to 4"),
     ],
@@ -252,8 +257,20 @@ def test_what_does_not_fit_a_reservation_is_not_written(wrong: torch.Tensor, tol
     cache.groups[0].states.fill_(7)
     reservation = Reservation(cache, np.arange(4), 10, 0)
     with pytest.raises(ValueError, match=told):
-        reservation.write(0, 3, wrong)
+        reservation.write(0, 3, values(wrong))
     assert cache.groups[0].states.eq(7).all()
+
+
+def test_layers_of_one_group_are_written_together_and_of_two_not_at_all() -> None:
+    cache = new_cache(HYBRID, (20, 8))
+    reservation = Reservation(cache, np.arange(1, 5), 30, 4)
+    both = np.stack([values(states(4, layer))[0] for layer in (2, 3)])
+    reservation.write(0, 0, both)
+    with pytest.raises(ValueError, match="layers 1 to 3, which are not of one cache group"):
+        reservation.write(1, 0, both)
+    table = reservation.admit()
+    assert table.read(0, 4)[1].eq(2).all()
+    assert table.read(1, 4)[0].eq(3).all()
 
 
 def test_a_reservation_that_finds_no_pages_holds_none() -> None:
@@ -325,7 +342,7 @@ class Pages(RuleBasedStateMachine):
             return
         for layer in range(len(self.cache.places)):
             for at in item.wanted(layer):
-                item.write(layer, at, states(1, 1 + at + 100 * tokens[at]))
+                item.write(layer, at, values(states(1, 1 + at + 100 * tokens[at])))
         self.reservations.append((item, tokens))
 
     @precondition(lambda self: self.reservations)

@@ -35,6 +35,19 @@ def test_flip_stores_one_bit_wrong(tmp_path: Path) -> None:
     assert not (tmp_path / "fault.json").exists()
 
 
+def test_what_is_looked_at_in_place_is_one_bit_wrong_too(tmp_path: Path) -> None:
+    path = tmp_path / "fault.json"
+    binding = CpuBinding(1, path)
+    allocation = binding.memory.allocate(PARENT)
+    binding.memory.write_rows(allocation, 0, NEW)
+    path.write_text(json.dumps({"operation": "read", "effect": "flip", "bit": 13}))
+    found = binding.memory.view_rows(allocation, 0, 4)
+    assert found is not None
+    assert np.unpackbits(found ^ NEW, bitorder="little").nonzero()[0].tolist() == [13]
+    again = binding.memory.view_rows(allocation, 0, 4)
+    assert np.array_equal(again, NEW)
+
+
 def test_torn_stores_the_first_half(tmp_path: Path) -> None:
     assert after(tmp_path, effect="torn").tolist() == [255] * 16 + [0] * 16
 

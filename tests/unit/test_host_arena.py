@@ -10,7 +10,7 @@ import pytest
 
 from rowlock.bindings import host_arena
 from rowlock.bindings.device import DeviceError, DeviceFault
-from rowlock.bindings.host_arena import CHUNK_BYTES, PAGE_BYTES, HostArena
+from rowlock.bindings.host_arena import CHUNK_BYTES, LARGE_PAGE_BYTES, PAGE_BYTES, HostArena, aligned_bytes
 from rowlock.bindings.model.layout import ParentInfo
 
 
@@ -26,6 +26,16 @@ def test_parents_are_page_aligned_and_share_no_byte() -> None:
     assert all(data.ctypes.data % PAGE_BYTES == 0 for data in taken)
     spans = sorted((data.ctypes.data, data.ctypes.data + data.nbytes) for data in taken)
     assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "edge"),
+    [(0, 1), (1, PAGE_BYTES), (LARGE_PAGE_BYTES - 1, PAGE_BYTES), (LARGE_PAGE_BYTES, LARGE_PAGE_BYTES)],
+)
+def test_memory_begins_on_the_edge_of_a_page(nbytes: int, edge: int) -> None:
+    data = aligned_bytes(nbytes)
+    assert data.nbytes == nbytes
+    assert data.ctypes.data % edge == 0
 
 
 def test_small_parents_share_a_chunk() -> None:
@@ -53,7 +63,7 @@ def test_no_memory_is_a_device_error_that_names_the_parent(monkeypatch: pytest.M
 
     arena = HostArena()
     kept = arena.take(parent(PAGE_BYTES))
-    monkeypatch.setattr(host_arena, "_aligned", refuse)
+    monkeypatch.setattr(host_arena, "aligned_bytes", refuse)
     with pytest.raises(DeviceError, match=r"big: 134217728 bytes: no room") as caught:
         arena.take(parent(2 * CHUNK_BYTES, "big"))
     assert caught.value.fault is DeviceFault.OUT_OF_MEMORY

@@ -70,7 +70,7 @@ class Room:
 
     def __post_init__(self) -> None:
         self.wanted = self.reservation.wanted
-        self.write = self.reservation.write_values
+        self.write = self.reservation.write
         self.release = self.reservation.release
         self.quarantine = self.reservation.quarantine
 

@@ -215,7 +215,7 @@ def test_a_prompt_computed_elsewhere_goes_on_as_if_it_had_been_computed_here(nat
     assert reservation.first == {0: 0, 40: 40, 60: 56}[known]
     for layer, states in reversed(list(enumerate(pieces))):
         wanted = reservation.wanted(layer)
-        reservation.write(layer, wanted.start, states[:, :, wanted.start :])
+        reservation.write(layer, wanted.start, states[:, :, wanted.start :].view(torch.int16).numpy()[None])
         cache.check_integrity()
     sequence = DecoderSequence.admitted(reservation, native, Sampling())
     tokens: list[Step] = [sequence.accept(hidden[0])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from threading import Event, Thread
 
@@ -12,7 +14,7 @@ from support.checkpoints import TINY, copy
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
 from rowlock.bindings.checkpoint.errors import CheckpointError, CheckpointFault
-from rowlock.daemon.owner.text import Text, TextStream
+from rowlock.daemon.owner.text import Text, Texts, TextStream
 
 
 def text_of(directory: Path, **config: object) -> Text:
@@ -92,3 +94,16 @@ def test_others_run_while_a_long_text_is_tokenised(text: Text) -> None:
         turns += 1
     worker.join()
     assert turns > 5
+
+
+def test_a_text_in_use_is_used_again_for_the_same_assets_and_config(tiny: Path) -> None:
+    texts = Texts()
+    with Checkpoint.open(tiny) as checkpoint:
+        first = texts.of(tiny, checkpoint.assets, TINY)
+        assert texts.of(Path("elsewhere"), checkpoint.assets, dict(TINY)) is first
+        other = texts.of(tiny, checkpoint.assets, {**TINY, "eos_token_id": 7})
+        assert (first.eos_tokens, other.eos_tokens) == ((256,), (7,))
+        alive = weakref.ref(other)
+        del first, other
+        gc.collect()
+        assert alive() is None, "nobody uses it any more"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
 from rowlock.bindings.device import CacheGroupUse, CacheUse, DeviceError, DeviceFault
+from rowlock.bindings.host_arena import aligned_bytes
 from rowlock.bindings.model.cache.ahead import MemoryAhead
 from rowlock.bindings.model.cache.geometry import CacheGeometry, CacheGroup
 from rowlock.bindings.model.cache.pages import PagePool
@@ -20,12 +20,17 @@ from rowlock.bindings.model.config import ModelConfig
 if TYPE_CHECKING:
     from rowlock.bindings.model.cache.table import BlockTable
 
+INTEGERS: Final = {2: torch.int16, 4: torch.int32}
+"""By bytes."""
+
 
 class GroupPages:
     """The pages of one cache group.
 
     Attributes:
         states: ``[layers, pages, 2, kv_heads, page_tokens, head_dim]``.
+        shape: of these.
+        host: the same memory as integers of that size, if it is the host's: numpy has no bfloat16.
         pool: who holds which page.
         prefixes: pages that are kept for prompts to come.
 
@@ -34,9 +39,12 @@ class GroupPages:
     def __init__(self, group: CacheGroup, states: torch.Tensor) -> None:
         self.group = group
         self.states = states
+        self.shape = tuple(states.shape)
         self.pool = PagePool(group.pages)
         self.prefixes = PrefixIndex(self.pool)
-        self._ahead = _memory_ahead(states) if states.device.type == "cpu" and states.numel() else None
+        on_host = states.device.type == "cpu"
+        self.host = states.view(INTEGERS[states.dtype.itemsize]).numpy() if on_host else None
+        self._ahead = _memory_ahead(states) if on_host and states.numel() else None
 
     @property
     def available(self) -> int:
@@ -197,7 +205,7 @@ def _memory_ahead(states: torch.Tensor) -> MemoryAhead:
 
 
 def _states(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Room for pages, content undefined; on the host from numpy, which asks for large pages of memory."""
+    """Room for pages, content undefined; on the host in large pages of memory."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.empty(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return torch.from_numpy(aligned_bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rowlock.bindings.model.cache.paged import PagedCache
@@ -58,26 +57,13 @@ class Reservation:
         stop = len(self.prompt)
         return range(max(self.first, group.first_needed(stop)), stop)
 
-    def write(self, layer: int, first: int, states: torch.Tensor) -> None:
-        """Put K/V ``[2, kv_heads, T, head_dim]`` of a layer at positions ``first`` on.
-
-        Raises:
-            ValueError: they are not all wanted, or of another shape or dtype. Nothing was written.
-
-        """
-        table = self._check(layer, first, tuple(states.shape))
-        wanted = table.cache.groups[0].states.dtype
-        if states.dtype != wanted:
-            raise ValueError(f"K/V of dtype {states.dtype}, wanted {wanted}")
-        table.write(layer, first, states)
-
-    def write_values(self, layer: int, first: int, values: NDArray[np.generic]) -> None:
-        """Like ``write``, from host memory that need not be writable.
+    def write(self, layer: int, first: int, values: NDArray[np.generic]) -> None:
+        """Put K/V ``[layers, 2, kv_heads, T, head_dim]`` of the layers from ``layer`` on at positions ``first`` on.
 
         Args:
-            layer: of the model.
+            layer: the first of them; all are of one cache group.
             first: position.
-            values: of the right size only, as numpy has no bfloat16.
+            values: of the right size only, as numpy has no bfloat16. Need not be writable.
 
         Raises:
             ValueError: they are not all wanted, or of another shape or size. Nothing was written.
@@ -109,12 +95,16 @@ class Reservation:
     def _check(self, layer: int, first: int, shape: tuple[int, ...]) -> BlockTable:
         """The table, if K/V of this shape may be written there. Raises ValueError."""
         table, wanted = self._open(), self.wanted(layer)
-        _, _, two, heads, _, size = table.cache.groups[table.cache.places[layer][0]].states.shape
-        if len(shape) != 4 or (two, heads, size) != (shape[0], shape[1], shape[3]):
-            raise ValueError(f"K/V of shape {list(shape)}, wanted [{two}, {heads}, T, {size}]")
-        stop = first + shape[2]
+        places = table.cache.places
+        _, _, two, heads, _, size = table.cache.groups[places[layer][0]].shape
+        if len(shape) != 5 or (two, heads, size) != (shape[1], shape[2], shape[4]):
+            raise ValueError(f"K/V of shape {list(shape)}, wanted [layers, {two}, {heads}, T, {size}]")
+        stop = first + shape[3]
         if not wanted.start <= first < stop <= wanted.stop:
             raise ValueError(f"K/V of positions {first} to {stop}, wanted {wanted.start} to {wanted.stop}")
+        group, at = places[layer]
+        if places[layer : layer + shape[0]] != tuple((group, at + index) for index in range(shape[0])):
+            raise ValueError(f"K/V of layers {layer} to {layer + shape[0]}, which are not of one cache group")
         return table
 
     def _open(self) -> BlockTable:

@@ -1,4 +1,4 @@
-"""A child that ends with its parent."""
+"""Child processes: ending with their parent, and how they ended."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def end_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent:
         raise SystemExit("the owner that started this process is gone")
+
+
+def end_of(code: int) -> str:
+    """How a child ended, to follow the words for it.
+
+    Args:
+        code: of subprocess: an exit code, or a signal's number below zero.
+
+    """
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
