@@ -36,7 +36,7 @@ signals: $(READY)
 	$(BIN)/python -m pytest -m "campaign or not campaign" tests/system/test_signals.py
 
 # Prompts computed by a source process: every way to cut them, every fault, every transition.
-prefill: $(READY) $(MODEL)
+prefill: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
 	$(BIN)/python -m pytest -m "campaign or not campaign" tests/model/test_prefill_exact.py tests/system/test_prefill*.py
 
 # Two hundred transitions under eight streaming clients, and five on the real model.

@@ -116,9 +116,51 @@ def test_padding_and_partitions_change_nothing(tmp_path: Path, family: str, extr
 @pytest.mark.parametrize("length", [33, 512])
 def test_the_real_model_too(real_model: Path, length: int) -> None:
     with pair_of(real_model) as pair:
-        prompt = tuple(token * 31 + 17 for token in prompt_of(length))
+        prompt = real_prompt(length)
         local = pair.local(prompt, TOKENS)
         forget(pair)
         assert pair.remote(prompt, TOKENS, Mode.WHOLE).differs(local) == ""
         forget(pair)
         assert pair.remote(prompt, TOKENS, Mode.STREAM, 3, 100, ORDERS["shuffled"]).differs(local) == ""
+
+
+@pytest.fixture(scope="module", params=["real_model", "gemma"])
+def real_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with pair_of(request.getfixturevalue(request.param)) as pair:
+        yield pair
+
+
+def real_prompt(length: int) -> tuple[int, ...]:
+    return tuple(token * 31 + 17 for token in prompt_of(length))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("length", [*LENGTHS, 2048])
+def test_real_models_at_every_length(real_pair: Pair, length: int) -> None:
+    prompt, layers = real_prompt(length), real_pair.geometry.layers
+    forget(real_pair)
+    local = real_pair.local(prompt, TOKENS)
+    for mode, span, chunk, order in (
+        (Mode.WHOLE, 1, 0, "in order"),
+        (Mode.STREAM, 1, PAGE, "shuffled"),
+        (Mode.STREAM, 3, 37, "reversed"),
+        (Mode.STREAM, layers, 0, "in order"),
+    ):
+        forget(real_pair)
+        found = real_pair.remote(prompt, TOKENS, mode, span, chunk, ORDERS[order])
+        assert found.differs(local) == "", (mode, span, chunk)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("known", [256, 512])
+def test_what_is_known_of_a_prompt_of_a_real_model(real_pair: Pair, known: int) -> None:
+    """Half of it, and as much as can be."""
+    prompt = real_prompt(513)
+    forget(real_pair)
+    local = real_pair.local(prompt, TOKENS)
+    forget(real_pair)
+    real_pair.local((*prompt[:known], 7, 7, 7), 1)
+    hits = real_pair.cache.hit_tokens
+    assert real_pair.remote(prompt, TOKENS, Mode.STREAM, 3).differs(local) == ""
+    assert real_pair.cache.hit_tokens == hits + known
