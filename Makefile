@@ -27,13 +27,13 @@ models: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
 parity: $(READY) $(MODEL) $(GEMMA)
 	$(BIN)/python benchmarks/parity.py --checkpoint $(MODEL) --checkpoint $(GEMMA) --qwen --write docs/parity.md
 
-# The daemon killed at every point in turn, on the tiny model and on the real one.
+# The daemon killed at every point in turn, on the tiny model and on the real one; what it starts from made bad.
 kills: $(READY) $(MODEL)
-	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py tests/system/test_staging_apart.py
+	$(BIN)/python -m pytest -m campaign tests/system/test_kills.py tests/system/test_staging_apart.py tests/system/test_starts.py
 
-# SIGTERM and SIGINT at every step of starting and of a transition.
+# SIGTERM and SIGINT at every step of starting, of a warmup and of a transition.
 signals: $(READY)
-	$(BIN)/python -m pytest -m "campaign or not campaign" tests/system/test_signals.py
+	$(BIN)/python -m pytest -m "campaign or not campaign" tests/system/test_signals.py tests/system/test_variants.py
 
 # Prompts computed by a source process: every way to cut them, every fault, every transition.
 prefill: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)

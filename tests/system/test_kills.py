@@ -68,8 +68,8 @@ KILLS = {
     "reload: before the publish is durable": Kill("commit_publish", "before", "ROLLED_BACK", "JOURNALED", level=B1),
     "reload: published": Kill("commit_publish", "after", "PUBLISHED", level=B1),
 }
-ALWAYS_TINY = ("between two writes", "before the publish is durable", "published", "reload: half uploaded")
-ALWAYS_REAL = ("written, not fenced", "before the record is completed")
+ALWAYS_TINY = ("between two writes", "before the publish is durable")
+ALWAYS_REAL = ("written, not fenced",)
 
 
 def cases(always: tuple[str, ...]) -> list[object]:

@@ -126,7 +126,7 @@ def campaign(item: object) -> object:
     return pytest.param(item, marks=pytest.mark.campaign)
 
 
-@pytest.mark.parametrize("kind", [b2_of_every_row, rollback_to_pushed, *map(campaign, (b2, b1, push, rollback))])
+@pytest.mark.parametrize("kind", [b2_of_every_row, *map(campaign, (b2, b1, push, rollback, rollback_to_pushed))])
 @pytest.mark.usefixtures("clients")
 def test_every_kind_is_staged_apart_and_proved(
     kind: Kind, owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path

@@ -105,7 +105,7 @@ def test_a_journal_of_a_newer_version_is_refused_unchanged(tiny: Path, tmp_path:
     assert (state / "journal.sqlite").read_bytes() == before
 
 
-@pytest.mark.parametrize("harm", ["missing", "rewritten"])
+@pytest.mark.parametrize("harm", [pytest.param("missing", marks=pytest.mark.campaign), "rewritten"])
 def test_a_checkpoint_gone_or_rewritten_is_refused_and_the_other_generation_is_offered(
     tiny: Path, target: Path, tmp_path: Path, harm: str
 ) -> None:
@@ -154,7 +154,10 @@ def wait_started(daemon: DaemonProcess) -> owner_pb2.Owner:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("point", "outcome"), [("commit_staged", "FAILED"), ("commit_intent", "ROLLED_BACK")])
+@pytest.mark.parametrize(
+    ("point", "outcome"),
+    [pytest.param("commit_staged", "FAILED", marks=pytest.mark.campaign), ("commit_intent", "ROLLED_BACK")],
+)
 def test_an_upgrade_with_an_open_transition(tiny: Path, target: Path, tmp_path: Path, point: str, outcome: str) -> None:
     """The older version died inside a transition; this one starts on its journal."""
     state, kill = tmp_path / "state", tmp_path / "kill.json"

@@ -145,7 +145,9 @@ def test_a_reload_is_warm_when_it_is_ready_again(tmp_path: Path, tiny: Path, pau
         assert first_times(daemon) == ready
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["a first load", "a restart"])
+@pytest.mark.parametrize(
+    "again", [pytest.param(False, id="a first load", marks=pytest.mark.campaign), pytest.param(True, id="a restart")]
+)
 def test_a_signal_ends_a_warmup_between_its_steps(tmp_path: Path, tiny: Path, pause: KillOrder, again: bool) -> None:
     state, arguments = tmp_path / "state", options(tmp_path, tiny, pause)
     if again:
