@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from rowlock.bindings.checkpoint.artifacts import Artifact
@@ -98,10 +99,14 @@ class Layout:
 
     def in_parent(self, parent: str) -> list[Placement]:
         """The tensors of one parent, in row order; together they cover it."""
-        return sorted(
-            (item for item in self.placements.values() if item.parent == parent),
-            key=lambda item: item.first_row,
-        )
+        return self._members.get(parent, [])
+
+    @cached_property
+    def _members(self) -> dict[str, list[Placement]]:
+        members: dict[str, list[Placement]] = {}
+        for item in sorted(self.placements.values(), key=lambda item: item.first_row):
+            members.setdefault(item.parent, []).append(item)
+        return members
 
 
 def build_layout(config: ModelConfig, dtype: str) -> Layout:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from blake3 import blake3
@@ -64,12 +65,14 @@ class InPlace(Transit):
     def __post_init__(self) -> None:
         self.budget = self.core.step_budget()
 
-    @property
+    @cached_property
     def changed(self) -> Mapping[str, tuple[int, ...]]:
+        """Groups that differ, by tensor."""
         return {change.tensor: change.groups for change in self.plan.changes}
 
-    @property
+    @cached_property
     def parents(self) -> list[str]:
+        """Those with such groups."""
         return sorted({change.parent for change in self.plan.changes})
 
     @property
@@ -299,7 +302,8 @@ class InPlace(Transit):
 
     def _group_ranges(self, parent: str) -> list[RowRange]:
         layout = self.resident.model.layout
-        changed = {name: groups for name, groups in self.changed.items() if layout.placements[name].parent == parent}
+        names = [item.tensor.name for item in layout.in_parent(parent)]
+        changed = {name: self.changed[name] for name in names if name in self.changed}
         return group_ranges(changed, layout, self.allocations)
 
 
