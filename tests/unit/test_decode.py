@@ -24,7 +24,7 @@ ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped heads": {
         **TINY, "vocab_size": 300, "hidden_size": 96, "intermediate_size": 136, "num_hidden_layers": 3,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 16,
     },
     "wide heads, own head": {
         **TINY, "hidden_size": 72, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 128,

@@ -12,7 +12,7 @@
 
 #include "numbers.h"
 
-enum { BLOCK = 512, PART = 192, FEW_QUERIES = 4, FEW_KEYS = 12, HEAD_DIM_MAX = 256 };
+enum { BLOCK = 512, PART = 192, FEW_QUERIES = 4, FEW_KEYS = 12, HEAD_DIM_MAX = 256, HEADS = 4, PAIRS = HEADS / 2 };
 
 /* exp with about 16 bits: the exponent and the mantissa of a float are a logarithm, and a cubic mends it.
  * Source: Malossi et al., Fast Exponential Computation on SIMD Architectures, 2015. */
@@ -133,19 +133,26 @@ INLINE float exponentials(float *scores, sight see, long count, float maximum) {
   return total;
 }
 
-/* Adds weights times values, for one query: four positions at a time, (0 + 2) + (1 + 3); what is left, last first. */
-INLINE floats weigh_fours(floats sum, const float *weights, const uint16_t *const *rows, long lane, sight see) {
+/* Adds weights times values, for the only query of each of `count` heads: four positions at a time, (0 + 2) + (1 + 3);
+ * what is left, last first. Products of two bfloat16 are exact, so heads can share what they read of a row. */
+INLINE void weigh_fours(floats *sums, long count, float (*weights)[BLOCK], const uint16_t *const *rows, long lane,
+                        sight see) {
   long whole = see.stop - see.stop % 4, at = see.from - see.from % 4;
   for (; at < whole; at += 4) {
-    const uint16_t *four[4]; /* what is not seen weighs nothing: any other finite value will do for it */
-    for (long i = 0; i < 4; i++) four[i] = rows[at + i < see.from ? see.from : at + i] + lane;
-    floats even = widen(four[0]) * weights[at], odd = widen(four[1]) * weights[at + 1];
-    even += widen(four[2]) * weights[at + 2];
-    odd += widen(four[3]) * weights[at + 3];
-    sum += even + odd;
+    floats four[4]; /* what is not seen weighs nothing: any other finite value will do for it */
+    for (long i = 0; i < 4; i++) four[i] = widen(rows[at + i < see.from ? see.from : at + i] + lane);
+    for (long head = 0; head < count; head++) {
+      const float *weight = weights[head] + at;
+      floats even = four[0] * weight[0], odd = four[1] * weight[1];
+      even += four[2] * weight[2];
+      odd += four[3] * weight[3];
+      sums[head] += even + odd;
+    }
   }
-  for (at = see.stop - 1; at >= whole && at >= see.from; at--) sum += widen(rows[at] + lane) * weights[at];
-  return sum;
+  for (at = see.stop - 1; at >= whole && at >= see.from; at--) {
+    floats row = widen(rows[at] + lane);
+    for (long head = 0; head < count; head++) sums[head] += row * weights[head][at];
+  }
 }
 
 INLINE floats weigh_run(floats sum, const float *weights, const uint16_t *const *rows, long lane, sight see) {
@@ -170,9 +177,8 @@ typedef struct {
   float sums[HEAD_DIM_MAX], maximum, total;
 } running;
 
-/* One query meets one block of `keys`, some of which it sees. */
-INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t *const *values, long head_dim,
-                 long queries, float scale, int first) {
+/* Scores of one query for a block of `keys`, some of which it sees, become weights; returns by what earlier sums shrink. */
+INLINE float soften(running *r, float *scores, sight see, long keys, float scale) {
   float highest = r->maximum;
   for (long at = see.from - see.from % (2 * LANES); at < see.from; at++) scores[at] = -INFINITY;
   for (long at = see.from; at < see.stop; at++) {
@@ -183,11 +189,17 @@ INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t
   float added = exponentials(scores, see, keys, highest), shrink = expf(r->maximum - highest);
   r->total = added + shrink * r->total;
   r->maximum = highest;
+  return shrink;
+}
+
+/* One of several queries meets one block of `keys`. */
+INLINE void meet(running *r, float *scores, sight see, long keys, const uint16_t *const *values, long head_dim,
+                 long queries, float scale, int first) {
+  float shrink = soften(r, scores, see, keys, scale);
   for (long lane = 0; lane < head_dim; lane += LANES) {
     floats sum = load(r->sums + lane);
     if (!first) sum *= shrink;
-    if (queries == 1) sum = weigh_fours(sum, scores, values, lane, see);
-    else if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, values, lane, see);
+    if (queries < FEW_QUERIES) sum = weigh_run(sum, scores, values, lane, see);
     else sum = weigh_parts(sum, scores, values, lane, see, keys);
     store(r->sums + lane, sum);
   }
@@ -210,22 +222,79 @@ INLINE sight within(sight see, long first, long block) {
   return own;
 }
 
-/* The only query of its block; no key lies behind what it sees. */
-static SIMD void attend_alone(const uint16_t *query, view from, uint16_t *out, sight see, float scale) {
-  float scores[BLOCK];
+/* Queries of heads that share keys, two in a vector: four values of one, then four of the other. */
+typedef struct {
+  floats values[PAIRS][HEAD_DIM_MAX / 4];
+} packed_heads;
+
+INLINE void pack_heads(const uint16_t *queries, long count, long head_dim, packed_heads *packed) {
+  for (long head = 0; head < 2 * PAIRS; head++) {
+    const uint16_t *query = queries + (head < count ? head : count - 1) * head_dim;
+    for (long at = 0; at < head_dim; at++)
+      packed->values[head / 2][at / 4][head % 2 * 4 + at % 4] = widen_one(query[at]);
+  }
+}
+
+/* As score_by_four, for the heads of `count`, which share what they read of a key. */
+INLINE void scores_of_heads(const packed_heads *packed, long count, const uint16_t *const *keys, sight see, long head_dim,
+                            float (*scores)[BLOCK]) {
+  long pairs = (count + 1) / 2;
+  for (long at = see.from; at < see.stop; at++) {
+    floats sums[PAIRS] = {{0}};
+    for (long dim = 0; dim < head_dim; dim += LANES) {
+      floats key = widen(keys[at] + dim);
+      floats low = __builtin_shufflevector(key, key, 0, 1, 2, 3, 0, 1, 2, 3);
+      floats high = __builtin_shufflevector(key, key, 4, 5, 6, 7, 4, 5, 6, 7);
+      for (long pair = 0; pair < pairs; pair++) sums[pair] += packed->values[pair][dim / 4] * low;
+      for (long pair = 0; pair < pairs; pair++) sums[pair] += packed->values[pair][dim / 4 + 1] * high;
+    }
+    for (long pair = 0; pair < pairs; pair++) {
+      floats sum = sums[pair];
+      sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1, 6, 7, 4, 5);
+      sum += __builtin_shufflevector(sum, sum, 1, 0, 3, 2, 5, 4, 7, 6);
+      scores[2 * pair][at] = sum[0];
+      scores[2 * pair + 1][at] = sum[4];
+    }
+  }
+}
+
+INLINE void attend_heads(const uint16_t *queries, long count, view from, uint16_t *out, sight see, float scale) {
+  float scores[HEADS][BLOCK];
   block_rows rows;
-  long head_dim = from.head_dim;
-  running r;
-  begin(&r);
-  long start = see.from - see.from % BLOCK;
+  packed_heads packed;
+  running r[HEADS];
+  long head_dim = from.head_dim, start = see.from - see.from % BLOCK;
+  pack_heads(queries, count, head_dim, &packed);
+  for (long head = 0; head < count; head++) begin(r + head);
   for (long first = start; first < see.stop; first += BLOCK) {
     long block = see.stop - first < BLOCK ? see.stop - first : BLOCK;
     sight own = within(see, first, block);
+    float shrink[HEADS];
     find_rows(from, first, own, &rows);
-    for (long at = own.from; at < block; at++) scores[at] = score_by_four(query, rows.keys[at], head_dim);
-    meet(&r, scores, own, block, rows.values, head_dim, 1, scale, first == start);
+    scores_of_heads(&packed, count, rows.keys, own, head_dim, scores);
+    for (long head = 0; head < count; head++) shrink[head] = soften(r + head, scores[head], own, block, scale);
+    for (long lane = 0; lane < head_dim; lane += LANES) {
+      floats sums[HEADS];
+      for (long head = 0; head < count; head++) {
+        sums[head] = load(r[head].sums + lane);
+        if (first != start) sums[head] *= shrink[head];
+      }
+      weigh_fours(sums, count, scores, rows.values, lane, own);
+      for (long head = 0; head < count; head++) store(r[head].sums + lane, sums[head]);
+    }
   }
-  finish(&r, out, head_dim);
+  for (long head = 0; head < count; head++) finish(r + head, out + head * head_dim, head_dim);
+}
+
+/* The only query of its block, of `count` heads that share keys; no key lies behind what it sees. */
+static SIMD void attend_alone(const uint16_t *queries, long count, view from, uint16_t *out, sight see, float scale) {
+  for (; count > 0; count -= HEADS, queries += HEADS * from.head_dim, out += HEADS * from.head_dim)
+    switch (count) { /* constants, for loops without branches */
+    case 1: attend_heads(queries, 1, from, out, see, scale); break;
+    case 2: attend_heads(queries, 2, from, out, see, scale); break;
+    case 3: attend_heads(queries, 3, from, out, see, scale); break;
+    default: attend_heads(queries, HEADS, from, out, see, scale);
+    }
 }
 
 typedef struct {
@@ -273,13 +342,12 @@ static SIMD void attend_next(long position, attention_rows rows, long group, lon
   sight all_of_it = {0, position + 1 - origin};
   view from = {states, origin, head_dim};
   tile_row tile[LANES];
+  if (!full || group == 1) {
+    attend_alone(queries, group, from, out, all_of_it, rows.scale);
+    return;
+  }
   for (long head = 0, filled = 0; head < group; head++) {
-    const uint16_t *query = queries + head * head_dim;
-    if (!full || group == 1) {
-      attend_alone(query, from, out + head * head_dim, all_of_it, rows.scale);
-      continue;
-    }
-    tile[filled++] = (tile_row){query, out + head * head_dim, all_of_it};
+    tile[filled++] = (tile_row){queries + head * head_dim, out + head * head_dim, all_of_it};
     if (filled < LANES && head < group - 1) continue;
     attend_tile(tile, filled, from, all_of_it.stop, group, rows.scale);
     filled = 0;
@@ -308,7 +376,7 @@ SIMD void attend(attention_rows rows, long group, long head_dim, const uint16_t 
         sight see = {0, rows.first + at + 1};
         if (rows.window && see.stop > rows.window) see.from = see.stop - rows.window;
         if (stop - start == 1) {
-          attend_alone(query, from, to, see, rows.scale);
+          attend_alone(query, 1, from, to, see, rows.scale);
           continue;
         }
         tile[filled++] = (tile_row){query, to, see};
