@@ -195,6 +195,7 @@ def build_owner(settings: Settings, closing: ExitStack, log: Log) -> Owner:
     scheduler = Scheduler(clock.monotonic, settings.slots)
     hashers = PacedExecutor(settings.threads, scheduler)
     stagers = Stagers(hashers, staging_threads(settings.threads, binding), log.warning)
+    closing.callback(stagers.close)
     context = Context(
         clock,
         random_id,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Final
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -18,7 +18,7 @@ from rowlock.daemon.owner.sources import Groups, OverlaySource, RowSource
 from rowlock.daemon.owner.stage import PIECE_BYTES, Stager, await_all, runs_of
 from rowlock.daemon.owner.staging import Part, Settled, Staging
 from rowlock.daemon.pacing import PacedExecutor
-from rowlock.daemon.staging.orders import CountNonfinite, Digest, FileList, Reserve, Settle, Share, Stage
+from rowlock.daemon.staging.orders import CountNonfinite, Digest, FileList, Forget, Reserve, Settle, Share, Stage
 from rowlock.daemon.staging.process import StagingProcess
 from rowlock.daemon.staging.shared import SharedImages, look_at_every_page, new_memory
 
@@ -30,14 +30,18 @@ class ApartStager:
     """Stages in another process. See :class:`rowlock.daemon.owner.staging.Staging`.
 
     Args:
-        process: does it; closed with this.
+        process: does it.
         executor: runs here the little that cannot be done there.
+        give_back: takes the process when this is closed.
 
     """
 
-    def __init__(self, process: StagingProcess, executor: Executor) -> None:
+    def __init__(
+        self, process: StagingProcess, executor: Executor, give_back: Callable[[StagingProcess], None]
+    ) -> None:
         self._process = process
         self._executor = executor
+        self._give_back = give_back
         self._made = 0
 
     def new_images(self, layout: Layout, parents: Iterable[str], *, sparse: bool = False) -> SharedImages:
@@ -91,37 +95,74 @@ class ApartStager:
         await_all([self._executor.submit(look_at_every_page, piece) for piece in images.pieces()])
 
     def close(self) -> None:
-        self._process.close()
+        self._give_back(self._process)
 
 
-@dataclass(frozen=True)
 class Stagers:
-    """Decides where to stage.
+    """Decides where to stage, and keeps a process ready for when that is not here.
 
-    Attributes:
+    Starting one takes seconds at its priority, and what it has to load stands in the way of those who decode. So one is
+    started as soon as there is anything large to stage, while nobody decodes, and is used again.
+
+    Args:
         executor: runs what is done here.
         threads: of a process of its own.
         log: takes an event name and fields.
 
     """
 
-    executor: PacedExecutor
-    threads: int
-    log: Callable[..., None]
+    def __init__(self, executor: PacedExecutor, threads: int, log: Callable[..., None]) -> None:
+        self.executor = executor
+        self._threads = threads
+        self._log = log
+        self._lock = threading.Lock()
+        self._spare: StagingProcess | None = None
+        self._closed = False
 
     def new(self, nbytes: int) -> Staging:
         """For one transition that has so many bytes to read and prove."""
         process = self.process(nbytes)
-        return Stager(self.executor) if process is None else ApartStager(process, self.executor)
+        return Stager(self.executor) if process is None else ApartStager(process, self.executor, self.give_back)
 
     def process(self, nbytes: int) -> StagingProcess | None:
-        """A new one, where it pays: somebody decodes, and there is more to do than a process takes to start."""
-        if nbytes < APART_BYTES or not self.executor.decoding_goes_on():
+        """One of its own, where it pays: somebody decodes, and there is much to do. Whoever has it gives it back."""
+        if nbytes < APART_BYTES:
             return None
+        decoding = self.executor.decoding_goes_on()
+        with self._lock:
+            spare, self._spare = self._spare, None
+            if spare is None or not spare.idle:
+                spare = self._started()
+            if not decoding:
+                self._spare, spare = spare, None
+            return spare
+
+    def give_back(self, process: StagingProcess) -> None:
+        """Keep it for the next, if it has done all it was told; else end it, and what it still does with it."""
+        if process.idle:
+            process.submit(Forget()).add_done_callback(lambda forgotten: self._keep(process, forgotten))
+        else:
+            process.close()
+
+    def close(self) -> None:
+        """End the one that is kept, and keep no more."""
+        with self._lock:
+            self._closed = True
+            if self._spare is not None:
+                self._spare.close()
+
+    def _keep(self, process: StagingProcess, forgotten: Future[None]) -> None:
+        with self._lock:
+            if self._closed or self._spare is not None or forgotten.exception() is not None:
+                process.close()
+            else:
+                self._spare = process
+
+    def _started(self) -> StagingProcess | None:
         try:
-            return StagingProcess(self.threads)
+            return StagingProcess(self._threads)
         except OSError as error:
-            self.log("staging.not_apart", error=str(error))
+            self._log("staging.not_apart", error=str(error))
             return None
 
 
@@ -145,7 +186,7 @@ class ApartHasher(Hasher):
         try:
             found: dict[str, bytes] = process.submit(Digest(listed), descriptors, progress).result()
         finally:
-            process.close()
+            self._stagers.give_back(process)
         return found
 
 

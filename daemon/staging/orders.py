@@ -82,6 +82,16 @@ class Reserve:
 
 
 @dataclass(frozen=True)
+class Forget:
+    """Let go of all images, and of their memory."""
+
+    def carry_out(self, desk: Desk, _descriptors: Sequence[int], _progress: Progress) -> None:
+        desk.images.clear()
+        while desk.memory:
+            os.close(desk.memory.popitem()[1])
+
+
+@dataclass(frozen=True)
 class FileList:
     """Open files whose descriptors come with an order, in this order.
 

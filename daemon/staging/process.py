@@ -25,9 +25,9 @@ NICENESS_MAX: Final = 19
 
 
 class StagingProcess:
-    """A child process that carries out orders, for one transition or one manifest. Any thread but the owner's.
+    """A child process that carries out orders, of one transition or one manifest at a time.
 
-    The thread that makes it must outlive it: the kernel ends the child with that thread.
+    Made on a thread that lives as long as the owner: the kernel ends the child with that thread.
 
     Args:
         threads: of its own that it may use.
@@ -80,6 +80,12 @@ class StagingProcess:
             except OSError:
                 self._process.kill()  # whoever listens says why
         return future
+
+    @property
+    def idle(self) -> bool:
+        """Whether it lives, and has carried out all it was told."""
+        with self._lock:
+            return self._end is None and not self._waiting and self._process.poll() is None
 
     def close(self) -> None:
         """End it; returns at once. Idempotent."""

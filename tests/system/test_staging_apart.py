@@ -55,7 +55,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Watched]]:
     monkeypatch.setattr(apart, "StagingProcess", Here)
     monkeypatch.setattr(apart, "APART_BYTES", 1)
     yield Here
+    assert len([process for process in Here.made if process._process.poll() is None]) <= 1, "more than one is kept"
     for process in Here.made:
+        process.close()
         process._process.wait(WAIT_S)
     assert not [child for child in psutil.Process().children() if "staging" in " ".join(child.cmdline())]
 
@@ -121,6 +123,13 @@ def rollback_to_pushed(owner: OwnerHarness, tiny: Path, work: Path) -> Transitio
 Kind = Callable[[OwnerHarness, Path, Path], TransitionRecord]
 
 
+def has_images(child: psutil.Process) -> bool:
+    """Whether it stages: it has images of a transition, or their memory."""
+    paths = [item.path for item in child.memory_maps(grouped=False)]
+    paths += [str(path.readlink()) for path in Path(f"/proc/{child.pid}/fd").iterdir()]
+    return any("rowlock-images" in path for path in paths)
+
+
 def campaign(item: object) -> object:
     """Of what `make test` has no time for: see `make kills`."""
     return pytest.param(item, marks=pytest.mark.campaign)
@@ -146,7 +155,7 @@ def test_a_checkpoint_is_digested_apart(owner: OwnerHarness, watched: type[Watch
     )
     target.close()
     assert plan.changes
-    assert [process.orders for process in watched.made] == [["Digest"]]
+    assert [process.orders for process in watched.made] == [["Digest", "Forget"]]
 
 
 @pytest.mark.parametrize("order", [Stage, *map(campaign, (Share, Reserve, Settle, CountNonfinite))])
@@ -190,12 +199,13 @@ def test_a_byte_flipped_under_a_cached_manifest_is_refused_there_too(
     tampered = change_rows(target, tmp_path / "tampered", tensor, [row], lambda old: bytes([old[0] ^ 1]) + old[1:])
     with Checkpoint.open(target) as good, Checkpoint.open(tampered) as bad:
         owner.core.stores.cache().store(bad, owner.core.loader.hasher.manifest(good, {}))
-    watched.made.clear()
+    (process,) = watched.made
+    process.orders.clear()
     before = device_bytes(owner)
     record = owner.transition(tampered)
     assert (record.state, record.reason) == ("FAILED", Reason.TARGET_CHANGED)
     assert tensor in record.message
-    assert "Stage" in watched.made[0].orders
+    assert "Stage" in process.orders
     assert device_bytes(owner) == before
 
 
@@ -216,11 +226,40 @@ def test_a_small_transition_is_over_before_a_process_would_have_started(
     assert watched.made == []
 
 
-def test_where_nobody_decodes_no_process_is_started(
+def test_where_nobody_decodes_one_is_made_ready_and_not_used(
     owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path
 ) -> None:
     assert b2(owner, tiny, tmp_path).state == "PUBLISHED"
-    assert watched.made == []
+    assert owner.rollback().state == "PUBLISHED"
+    assert [process.orders for process in watched.made] == [[]]
+
+
+@pytest.mark.usefixtures("clients")
+def test_one_process_stages_one_transition_after_another_and_keeps_no_memory(
+    owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path
+) -> None:
+    for seed in (3, 4):
+        assert owner.transition(write_tiny(tmp_path / f"{seed}", seed=seed)).state == "PUBLISHED"
+        (process,) = watched.made
+        while not process.idle:
+            pass
+        assert process.orders[-1] == "Forget"
+        child = psutil.Process(process._process.pid)
+        assert not has_images(child)
+    assert process.orders.count("Share") == 4
+
+
+@pytest.mark.usefixtures("clients")
+def test_one_that_dies_while_it_waits_is_replaced(
+    owner: OwnerHarness, watched: type[Watched], tiny: Path, tmp_path: Path
+) -> None:
+    assert b2(owner, tiny, tmp_path).state == "PUBLISHED"
+    (process,) = watched.made
+    while not process.idle:
+        pass
+    process._process.kill()
+    assert owner.transition(tiny).state == "PUBLISHED"
+    assert len(watched.made) == 2
 
 
 def test_a_process_that_cannot_be_started_is_no_reason_to_fail(
@@ -258,7 +297,7 @@ def test_the_daemon_outlives_it_and_says_so(tmp_path: Path) -> None:
             events = begin(daemon, target=str(target), require=owner_pb2.REQUIRE_B2)
             child = None
             while child is None and not events.done():
-                child = next((item for item in process.children() if "staging" in " ".join(item.cmdline())), None)
+                child = next((item for item in process.children() if has_images(item)), None)
             assert child is not None, "nothing was done in another process"
             child.kill()
             ended = events.exception(WAIT_S)

@@ -44,7 +44,11 @@ ALLOCATIONS = {"p": Allocation("x", PARENT)}
 @pytest.fixture(scope="module", params=["here", "apart"])
 def stager(request: pytest.FixtureRequest) -> Iterator[Staging]:
     with ThreadPoolExecutor(2) as executor:
-        staging = Stager(executor) if request.param == "here" else ApartStager(StagingProcess(2), executor)
+        staging = (
+            Stager(executor)
+            if request.param == "here"
+            else ApartStager(StagingProcess(2), executor, StagingProcess.close)
+        )
         yield staging
         staging.close()
 
@@ -163,7 +167,7 @@ def test_a_byte_that_is_not_the_manifests_is_refused(stager: Staging) -> None:
 @pytest.mark.parametrize("where", ["here", "apart"])
 def test_a_wrong_byte_of_a_file_is_refused_though_its_group_is_not_wanted(where: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor, Checkpoint.open(write_tiny(tmp_path / "c")) as checkpoint:
-        stager = Stager(executor) if where == "here" else ApartStager(StagingProcess(1), executor)
+        stager = Stager(executor) if where == "here" else ApartStager(StagingProcess(1), executor, StagingProcess.close)
         found = Hasher(executor).manifest(checkpoint, {})
         layout = layout_of(checkpoint, parse_config(checkpoint.directory, checkpoint.config))
         images = stager.new_images(layout, layout.parents)
@@ -242,7 +246,7 @@ def test_a_sparse_image_costs_no_memory_until_it_is_touched(stager: Staging) -> 
 
 def test_an_image_at_hand_needs_no_more_memory() -> None:
     with ThreadPoolExecutor(1) as executor:
-        stager = ApartStager(StagingProcess(1), executor)
+        stager = ApartStager(StagingProcess(1), executor, StagingProcess.close)
         images = stager.new_images(LARGE, ["p"])
         assert resident_pages(images["p"]) == 0
         stager.at_hand(images)

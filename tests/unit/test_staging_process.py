@@ -139,7 +139,7 @@ def test_no_process_no_descriptor_and_no_memory_is_left() -> None:
     own = psutil.Process()
     with ThreadPoolExecutor(1) as executor:
         for round_ in range(3):
-            stager = ApartStager(StagingProcess(1), executor)
+            stager = ApartStager(StagingProcess(1), executor, StagingProcess.close)
             child = child_of(stager._process)
             images = stager.new_images(Layout({"p": ParentInfo("p", "BF16", 1 << 20, 8)}, {}), ["p"])
             stager.at_hand(images)
