@@ -38,7 +38,8 @@ def pool_bytes(options: argparse.Namespace) -> int:
     model = json.loads((options.checkpoint / "config.json").read_text())
     head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     token = model["num_hidden_layers"] * 2 * model["num_key_value_heads"] * head_dim * 2
-    return int(token) * (max(options.requests) + 1) * (max(options.prompts) + options.tokens + 64)
+    nbytes: int = token * (max(options.requests) + 1) * (max(options.prompts) + options.tokens + 64)
+    return nbytes
 
 
 def config(path: Path, arm: str, options: argparse.Namespace) -> Path:
