@@ -32,7 +32,7 @@ READ_BYTES: Final = 512 * 1024
 COMPARE_BYTES: Final = 2 * 1024 * 1024
 """Bytes read back and compared at a time: small enough to stay in cache."""
 VIEW_BYTES: Final = 16 * 1024 * 1024
-"""Bytes compared at a time where they lie: few enough for one watched call, and many enough for it to cost nothing."""
+"""Bytes compared at a time where they lie: a few ms, and so many that asking for them costs nothing."""
 ALIGNMENT: Final = 64
 """Bytes: parents begin on cache lines of their own."""
 SCRATCH_BUFFERS: Final = 3

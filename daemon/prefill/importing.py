@@ -20,7 +20,7 @@ from rowlock.daemon.prefill.protocol.memory import OwnerMemory
 from rowlock.daemon.prefill.timeline import Timeline
 from rowlock.v1.errors import OwnerError, Reason
 
-COPY_BYTES: Final = 6 * 1024 * 1024
+COPY_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one copy, at most: a step of decoding does not wait for more than some of them. Each costs a fifth of a ms,
 so small layers of a span are copied together."""
 

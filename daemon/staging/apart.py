@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from rowlock.bindings.checkpoint.directory import Checkpoint
@@ -116,7 +118,8 @@ class Stagers:
         self._threads = threads
         self._log = log
         self._lock = threading.Lock()
-        self._spare: StagingProcess | None = None
+        self._spare: _Spare | None = None
+        self._lent = 0
         self._closed = False
 
     def new(self, nbytes: int) -> Staging:
@@ -128,20 +131,27 @@ class Stagers:
         """One of its own, where it pays: somebody decodes, and there is much to do. Whoever has it gives it back."""
         if nbytes < APART_BYTES:
             return None
-        decoding = self.executor.decoding_goes_on()
+        if not self.executor.decoding_goes_on():
+            self._have_one_ready()
+            return None
         with self._lock:
             spare, self._spare = self._spare, None
-            if spare is None or not spare.idle:
-                spare = self._started()
-            if not decoding:
-                self._spare, spare = spare, None
-            return spare
+        process = spare.process if spare is not None and spare.await_ready() else self._started()
+        if process is not None:
+            with self._lock:
+                self._lent += 1
+        return process
 
     def give_back(self, process: StagingProcess) -> None:
-        """Keep it for the next, if it has done all it was told; else end it, and what it still does with it."""
-        if process.idle:
-            process.submit(Forget()).add_done_callback(lambda forgotten: self._keep(process, forgotten))
-        else:
+        """Keep it for the next, if it has done all that it was told; else end it, and what it holds with it."""
+        keep = process.idle
+        spare = _Spare(process, process.submit(Forget())) if keep else None
+        with self._lock:
+            self._lent -= 1
+            keep = keep and not self._closed and self._spare is None
+            if keep:
+                self._spare = spare
+        if not keep:
             process.close()
 
     def close(self) -> None:
@@ -149,14 +159,13 @@ class Stagers:
         with self._lock:
             self._closed = True
             if self._spare is not None:
-                self._spare.close()
+                self._spare.process.close()
 
-    def _keep(self, process: StagingProcess, forgotten: Future[None]) -> None:
+    def _have_one_ready(self) -> None:
         with self._lock:
-            if self._closed or self._spare is not None or forgotten.exception() is not None:
-                process.close()
-            else:
-                self._spare = process
+            if self._lent == 0 and not self._closed and (self._spare is None or not self._spare.process.alive):
+                process = self._started()
+                self._spare = _Spare(process) if process is not None else None
 
     def _started(self) -> StagingProcess | None:
         try:
@@ -164,6 +173,26 @@ class Stagers:
         except OSError as error:
             self._log("staging.not_apart", error=str(error))
             return None
+
+
+@dataclass(frozen=True)
+class _Spare:
+    """A process that waits for its next user.
+
+    Attributes:
+        forgotten: done when it has let go of what it had from the one before.
+
+    """
+
+    process: StagingProcess
+    forgotten: Future[None] | None = None
+
+    def await_ready(self) -> bool:
+        """Whether it can be used, once it has let go."""
+        if self.forgotten is not None:
+            with suppress(Exception):
+                self.forgotten.result()
+        return self.process.idle
 
 
 class ApartHasher(Hasher):

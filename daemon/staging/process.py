@@ -56,6 +56,7 @@ class StagingProcess:
         self._waiting: dict[int, tuple[Future[Any], Progress]] = {}
         self._last = 0
         self._end: OwnerError | None = None
+        self._failed = False
         threading.Thread(target=self._listen, name="rowlock-staging", daemon=True).start()
 
     def submit(self, order: Order, descriptors: Sequence[int] = (), progress: Progress = no_progress) -> Future[Any]:
@@ -82,10 +83,14 @@ class StagingProcess:
         return future
 
     @property
+    def alive(self) -> bool:
+        return self._end is None and self._process.poll() is None
+
+    @property
     def idle(self) -> bool:
-        """Whether it lives, and has carried out all it was told."""
+        """Whether it lives and has carried out all that it was told. One that failed once may still hold images."""
         with self._lock:
-            return self._end is None and not self._waiting and self._process.poll() is None
+            return self.alive and not self._waiting and not self._failed
 
     def close(self) -> None:
         """End it; returns at once. Idempotent."""
@@ -110,6 +115,7 @@ class StagingProcess:
             future, progress = self._waiting[answer.number]
             if not isinstance(answer, Step):
                 del self._waiting[answer.number]
+            self._failed |= isinstance(answer, Failed)
         match answer:
             case Step():
                 self._report(answer, future, progress)

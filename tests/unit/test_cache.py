@@ -273,6 +273,26 @@ def test_layers_of_one_group_are_written_together_and_of_two_not_at_all() -> Non
     assert table.read(1, 4)[0].eq(3).all()
 
 
+@pytest.mark.parametrize("held", [0, 1])
+def test_the_way_to_the_memory_of_a_device_writes_the_same(held: int) -> None:
+    """`held`: pages that lie one behind the other, and pages that do not."""
+    found = []
+    for on_host in (True, False):
+        cache = new_cache(WHOLE, (20,))
+        cache.groups[0].states.zero_()
+        tables = [computed(cache, [1] * 4, settled=0) for _ in range(3 * held)]
+        if tables:
+            tables[1].close()
+        if not on_host:
+            cache.groups[0].host = None
+        reservation = Reservation(cache, np.arange(1, 12), 30, 0)
+        both = np.random.default_rng(0).integers(0, 1000, (2, 2, 1, 11, 8)).astype(np.int16)
+        reservation.write(0, 0, both)
+        found.append(reservation.admit().read(1, 11)[0].view(torch.int16))
+        assert (found[-1].numpy() == both[1, 0]).all()
+    assert torch.equal(*found)
+
+
 def test_a_reservation_that_finds_no_pages_holds_none() -> None:
     cache = new_cache(WHOLE, (3,))
     with pytest.raises(PagesShortError):
