@@ -259,6 +259,7 @@ def test_one_that_dies_while_it_waits_is_replaced(
     while not process.idle:
         pass
     process._process.kill()
+    process._process.wait(WAIT_S)
     assert owner.transition(tiny).state == "PUBLISHED"
     assert len(watched.made) == 2
 
