@@ -160,7 +160,7 @@ def test_what_is_known_of_a_prompt_of_a_real_model(real_pair: Pair, known: int) 
     forget(real_pair)
     local = real_pair.local(prompt, TOKENS)
     forget(real_pair)
-    real_pair.local((*prompt[:known], 7, 7, 7), 1)
+    real_pair.local((*prompt[:known], *[7] * (515 - known)), 1)  # of a length all of whose beginning is settled
     hits = real_pair.cache.hit_tokens
     assert real_pair.remote(prompt, TOKENS, Mode.STREAM, 3).differs(local) == ""
     assert real_pair.cache.hit_tokens == hits + known
