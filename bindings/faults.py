@@ -124,8 +124,10 @@ class FaultyStorage:
 
     def view(self, offset: int, nbytes: int) -> Bytes | None:
         found = self._inner.view(offset, nbytes)
-        fault = self._take_read() if found is not None else None
-        return self._wrong(fault, offset, found) if fault is not None and found is not None else found
+        if found is None:
+            return None
+        fault = self._take_read()
+        return found if fault is None else self._wrong(fault, offset, found)
 
     def _take_read(self) -> Fault | None:
         fault = self._faults.take(Operation.READ)

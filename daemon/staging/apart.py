@@ -144,15 +144,12 @@ class Stagers:
 
     def give_back(self, process: StagingProcess) -> None:
         """Keep it for the next, if it has done all that it was told; else end it, and what it holds with it."""
-        keep = process.idle
-        spare = _Spare(process, process.submit(Forget())) if keep else None
         with self._lock:
             self._lent -= 1
-            keep = keep and not self._closed and self._spare is None
-            if keep:
-                self._spare = spare
-        if not keep:
-            process.close()
+            if process.idle and self._spare is None and not self._closed:
+                self._spare = _Spare(process, process.submit(Forget()))
+                return
+        process.close()
 
     def close(self) -> None:
         """End the one that is kept, and keep no more."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,51 +46,62 @@ def forget(pair: Pair) -> None:
     pair.cache.forget_prefixes()
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_whole_and_streamed_prompts_equal_local_ones(pairs: dict[str, Pair], family: str, length: int) -> None:
-    pair, prompt, layers = pairs[family], prompt_of(length), LAYERS[family]
-    forget(pair)
-    local = pair.local(prompt, TOKENS)
-    for mode, span, chunk, order in (
+Way = tuple[Mode, int, int, str]
+"""Layers of a span, tokens of a chunk, and the order of the spans."""
+
+
+def ways(layers: int) -> list[Way]:
+    """Of a model of so many layers."""
+    return [
         (Mode.WHOLE, 1, 0, "in order"),
         (Mode.STREAM, 1, PAGE, "shuffled"),
         (Mode.STREAM, 3, 37, "reversed"),
         (Mode.STREAM, layers, 0, "in order"),
-        (Mode.DEFERRED, 2, 100, "shuffled"),
-    ):
+    ]
+
+
+def check_ways(pair: Pair, prompt: tuple[int, ...], some: Iterable[Way]) -> None:
+    """Each gives what the runtime computes itself."""
+    forget(pair)
+    local = pair.local(prompt, TOKENS)
+    for mode, span, chunk, order in some:
         forget(pair)
-        assert pair.remote(prompt, TOKENS, mode, span, chunk, ORDERS[order]).differs(local) == "", (mode, span, chunk)
+        found = pair.remote(prompt, TOKENS, mode, span, chunk, ORDERS[order])
+        assert found.differs(local) == "", f"{mode}, {span} layers, {chunk} tokens, {order}"
+
+
+def check_known(pair: Pair, prompt: tuple[int, ...], known: int, other: int, layers: int = 1) -> None:
+    """So many tokens are known from a prompt with ``other`` tokens of its own behind them: the rest is imported."""
+    forget(pair)
+    local = pair.local(prompt, TOKENS)
+    forget(pair)
+    if known:
+        pair.local((*prompt[:known], *[7] * other), 1)
+    hits = pair.cache.hit_tokens
+    assert pair.remote(prompt, TOKENS, Mode.STREAM, layers).differs(local) == ""
+    assert pair.cache.hit_tokens == hits + known
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_and_streamed_prompts_equal_local_ones(pairs: dict[str, Pair], family: str, length: int) -> None:
+    some = [*ways(LAYERS[family]), (Mode.DEFERRED, 2, 100, "shuffled")]
+    check_ways(pairs[family], prompt_of(length), some)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("length", [*LENGTHS, 700])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_way_to_cut_a_prompt_gives_the_same(pairs: dict[str, Pair], family: str, length: int) -> None:
-    pair, prompt = pairs[family], prompt_of(length)
-    forget(pair)
-    local = pair.local(prompt, TOKENS)
-    for layers in (1, 3, LAYERS[family]):
-        for chunk in (PAGE, 37, 0):
-            for name, order in ORDERS.items():
-                forget(pair)
-                found = pair.remote(prompt, TOKENS, Mode.STREAM, layers, chunk, order)
-                assert found.differs(local) == "", f"{layers} layers, {chunk} tokens, {name}"
+    cuts = itertools.product((1, 3, LAYERS[family]), (PAGE, 37, 0), ORDERS)
+    check_ways(pairs[family], prompt_of(length), [(Mode.STREAM, *cut) for cut in cuts])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("known", [0, 2 * PAGE, 4 * PAGE])
 def test_what_is_known_of_a_prompt_is_not_imported_again(pairs: dict[str, Pair], family: str, known: int) -> None:
     """None of it, half, and as much as can be: the last token is always computed, for its logits."""
-    pair, prompt = pairs[family], prompt_of(4 * PAGE + 1)
-    forget(pair)
-    local = pair.local(prompt, TOKENS)
-    forget(pair)
-    if known:
-        pair.local((*prompt[:known], 7, 7, 7), 1)
-    hits = pair.cache.hit_tokens
-    assert pair.remote(prompt, TOKENS, Mode.STREAM).differs(local) == ""
-    assert pair.cache.hit_tokens == hits + known
+    check_known(pairs[family], prompt_of(4 * PAGE + 1), known, other=3)
 
 
 def test_one_page_as_long_as_the_context_is_a_page_like_any_other(tmp_path: Path) -> None:
@@ -107,21 +119,14 @@ def test_padding_and_partitions_change_nothing(tmp_path: Path, family: str, extr
     checkpoint = write_tiny(tmp_path / "model", family=family, num_hidden_layers=3)
     with pair_of(checkpoint, widths=(64, 512), **extra) as pair:
         for length in (63, 64, 65):
-            forget(pair)
-            local = pair.local(prompt_of(length), TOKENS)
-            forget(pair)
-            assert pair.remote(prompt_of(length), TOKENS, Mode.STREAM, 2, 40).differs(local) == ""
+            check_ways(pair, prompt_of(length), [(Mode.STREAM, 2, 40, "in order")])
 
 
 @pytest.mark.parametrize("length", [33, 512])
 def test_the_real_model_too(real_model: Path, length: int) -> None:
     with pair_of(real_model) as pair:
-        prompt = real_prompt(length)
-        local = pair.local(prompt, TOKENS)
-        forget(pair)
-        assert pair.remote(prompt, TOKENS, Mode.WHOLE).differs(local) == ""
-        forget(pair)
-        assert pair.remote(prompt, TOKENS, Mode.STREAM, 3, 100, ORDERS["shuffled"]).differs(local) == ""
+        some = [(Mode.WHOLE, 1, 0, "in order"), (Mode.STREAM, 3, 100, "shuffled")]
+        check_ways(pair, real_prompt(length), some)
 
 
 @pytest.fixture(scope="module", params=["real_model", "gemma"])
@@ -138,29 +143,12 @@ def real_prompt(length: int) -> tuple[int, ...]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("length", [*LENGTHS, 2048])
 def test_real_models_at_every_length(real_pair: Pair, length: int) -> None:
-    prompt, layers = real_prompt(length), real_pair.geometry.layers
-    forget(real_pair)
-    local = real_pair.local(prompt, TOKENS)
-    for mode, span, chunk, order in (
-        (Mode.WHOLE, 1, 0, "in order"),
-        (Mode.STREAM, 1, PAGE, "shuffled"),
-        (Mode.STREAM, 3, 37, "reversed"),
-        (Mode.STREAM, layers, 0, "in order"),
-    ):
-        forget(real_pair)
-        found = real_pair.remote(prompt, TOKENS, mode, span, chunk, ORDERS[order])
-        assert found.differs(local) == "", (mode, span, chunk)
+    check_ways(real_pair, real_prompt(length), ways(real_pair.geometry.layers))
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("known", [256, 512])
 def test_what_is_known_of_a_prompt_of_a_real_model(real_pair: Pair, known: int) -> None:
     """Half of it, and as much as can be."""
-    prompt = real_prompt(513)
-    forget(real_pair)
-    local = real_pair.local(prompt, TOKENS)
-    forget(real_pair)
-    real_pair.local((*prompt[:known], *[7] * (515 - known)), 1)  # of a length all of whose beginning is settled
-    hits = real_pair.cache.hit_tokens
-    assert real_pair.remote(prompt, TOKENS, Mode.STREAM, 3).differs(local) == ""
-    assert real_pair.cache.hit_tokens == hits + known
+    # the other prompt is of a length all of whose beginning is settled
+    check_known(real_pair, real_prompt(513), known, other=515 - known, layers=3)

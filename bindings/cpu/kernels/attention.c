@@ -228,7 +228,7 @@ typedef struct {
 } packed_heads;
 
 INLINE void pack_heads(const uint16_t *queries, long count, long head_dim, packed_heads *packed) {
-  for (long head = 0; head < 2 * PAIRS; head++) {
+  for (long head = 0; head < HEADS; head++) {
     const uint16_t *query = queries + (head < count ? head : count - 1) * head_dim;
     for (long at = 0; at < head_dim; at++)
       packed->values[head / 2][at / 4][head % 2 * 4 + at % 4] = widen_one(query[at]);
@@ -369,21 +369,22 @@ SIMD void attend(attention_rows rows, long group, long head_dim, const uint16_t 
     /* the block of queries that torch would put this position into */
     long start = (rows.first + at) / span * span, stop = start + span < rows.prompt ? start + span : rows.prompt;
     long next = stop - rows.first < rows.count ? stop - rows.first : rows.count, filled = 0;
-    for (; at < next; at++)
+    for (; at < next; at++) {
+      const uint16_t *query = queries + at * query_stride;
+      uint16_t *to = out + at * out_stride;
+      sight see = {0, rows.first + at + 1};
+      if (rows.window && see.stop > rows.window) see.from = see.stop - rows.window;
+      if (stop - start == 1) {
+        attend_alone(query, group, from, to, see, rows.scale);
+        continue;
+      }
       for (long head = 0; head < group; head++) {
-        const uint16_t *query = queries + at * query_stride + head * head_dim;
-        uint16_t *to = out + at * out_stride + head * head_dim;
-        sight see = {0, rows.first + at + 1};
-        if (rows.window && see.stop > rows.window) see.from = see.stop - rows.window;
-        if (stop - start == 1) {
-          attend_alone(query, 1, from, to, see, rows.scale);
-          continue;
-        }
-        tile[filled++] = (tile_row){query, to, see};
+        tile[filled++] = (tile_row){query + head * head_dim, to + head * head_dim, see};
         if (filled == LANES || (at == next - 1 && head == group - 1)) {
           attend_tile(tile, filled, from, rows.prompt, stop - start, rows.scale);
           filled = 0;
         }
       }
+    }
   }
 }
