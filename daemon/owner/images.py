@@ -216,8 +216,7 @@ def _compare_beside(
             if not buffers and (wrong := finish()) is not None:
                 return wrong
             got = _fitting(buffers, piece.rows * allocations[piece.parent].parent.row_bytes)
-            memory.read_rows(allocations[piece.parent], piece.first_row, got)
-            want = rows_of(images, piece, allocations)
+            want = _read_back(memory, allocations, images, piece, got)
             running.append((piece, got, want, executor.submit(_equal, got, want)))
         while running:
             if (wrong := finish()) is not None:
@@ -225,6 +224,14 @@ def _compare_beside(
     finally:
         concurrent.futures.wait([future for *_, future in running])  # the buffers are used again
     return None
+
+
+def _read_back(
+    memory: DeviceMemory, allocations: Mapping[str, Allocation], images: Images, piece: Piece, got: Bytes
+) -> Bytes:
+    """Fill ``got`` from the device, and return what it should be."""
+    memory.read_rows(allocations[piece.parent], piece.first_row, got)
+    return rows_of(images, piece, allocations)
 
 
 def _first_wrong(piece: Piece, got: Bytes, want: Bytes) -> tuple[str, int]:
