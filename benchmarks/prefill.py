@@ -7,8 +7,8 @@ One daemon and one source for each arm, on one thread each; the arms alternate i
 machine does falls on all of them. With --pace-ms the source takes that long for each layer and computes nothing: it
 stands for another device, and its answers mean nothing. The pool has room for the largest run and one prompt more, and
 is used once before anything is measured: fresh memory would be measured otherwise. Raw records go to FILE as JSON
-Lines: each request, each import, and for each run the speed of memcpy at that moment. benchmarks/prefill_summary.py
-checks them, and makes every figure from them.
+Lines: what was planned, each request, each import, and for each run the prompt tokens that the daemon counted and the
+speed of memcpy at that moment. benchmarks/prefill_summary.py checks them, and makes every figure from them.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Asker(threading.Thread):
         self._endpoint = endpoint
         self._prompt = prompt
         self._tokens = tokens
+        self.prompt_tokens = 0
         self.answer: list[int] = []
         self.times: list[float] = []
 
@@ -89,6 +90,7 @@ class Asker(threading.Thread):
         )
         self.start_time = time.perf_counter()
         for message in client.stream(client.inference.Generate, request):
+            self.prompt_tokens = message.prompt_tokens or self.prompt_tokens
             if message.tokens:
                 self.times.append(time.perf_counter())
                 self.answer += message.tokens
@@ -121,6 +123,12 @@ def ask_all(daemon: DaemonProcess, prompts: list[list[int]], tokens: int) -> lis
     return askers
 
 
+def prompt_tokens(daemon: DaemonProcess) -> int:
+    """What it has counted since it started."""
+    served = daemon.client.call(daemon.client.owner.Describe, owner_pb2.DescribeRequest()).served
+    return int(served.prompt_tokens)
+
+
 def wait_for_source(daemon: DaemonProcess) -> None:
     while True:
         owner = daemon.client.call(daemon.client.owner.GetOwner, owner_pb2.GetOwnerRequest()).owner
@@ -141,7 +149,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16)
     options = parser.parse_args()
+    context = json.loads((options.checkpoint / "config.json").read_text())["max_position_embeddings"]
+    if options.tokens < 2 or max(options.prompts) + options.tokens > context:
+        parser.error(f"--tokens: at least 2, and with the longest of --prompts at most {context}, the model's context")
+    plan = {name: getattr(options, name) for name in ("slots", "pace_ms", "layers", "tokens", "runs")}
+    plan |= {"model": options.checkpoint.name, "prompts": options.prompts, "all_requests": options.requests}
     with ExitStack() as closing, open(options.json, "a") as out:
+        print(json.dumps({"kind": "plan", **plan}), file=out, flush=True)
         work = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         daemons, logs = {}, {}
         for arm in ARMS:
@@ -175,15 +189,17 @@ def one_run(
     arms = [*ARMS[run % len(ARMS) :], *ARMS[: run % len(ARMS)]]
     for place, arm in enumerate(arms):
         prompts = prompts_of(f"{length} {requests} {run}", requests, length, 250)
+        before = prompt_tokens(daemons[arm])
         start = time.perf_counter()
         askers = ask_all(daemons[arm], prompts, options.tokens)
         wall = time.perf_counter() - start
         imports = logs[arm].imports()
         assert len(imports) == requests, f"{len(imports)} imports of {requests} requests were logged"
         where = {**scenario, "arm": arm, "place": place}
+        records.append({"kind": "run", **where, "all_prompt_tokens": prompt_tokens(daemons[arm]) - before})
         for index, asker in enumerate(askers):
             times = [moment - asker.start_time for moment in asker.times]
-            answer = {"answer": asker.answer, "token_s": times, "wall_s": wall}
+            answer = {"answer": asker.answer, "token_s": times, "wall_s": wall, "prompt_tokens": asker.prompt_tokens}
             records.append({"kind": "request", **where, "index": index, **answer})
         for index, found in enumerate(imports):
             figures = {key: value for key, value in found.items() if isinstance(value, int)}

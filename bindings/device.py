@@ -340,8 +340,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def has_room(self, tokens: int) -> bool:
-        """Whether a sequence that holds nothing yet would now find room for so many tokens.
+    def has_room(self, *tokens: int) -> bool:
+        """Whether sequences that hold nothing yet would now find room for so many tokens each.
 
         Where nothing runs it would, if it could be opened.
         """

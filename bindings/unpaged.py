@@ -19,7 +19,7 @@ class Unpaged:
     def importer(self) -> None:
         return None
 
-    def has_room(self, tokens: int) -> bool:
+    def has_room(self, *tokens: int) -> bool:
         del tokens
         return True
 

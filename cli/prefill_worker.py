@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rowlock.cli.client import EXIT_REFUSED, ClientError
+from rowlock.daemon.prefill.engine import DEFAULT_WIDTHS
 
 
 def _widths(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -32,7 +33,7 @@ def _extra(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option("--checkpoint", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--widths", default="128,512,2048,8192", show_default=True, callback=_widths)
+@click.option("--widths", default=",".join(map(str, DEFAULT_WIDTHS)), show_default=True, callback=_widths)
 @click.option("--memory-max", type=click.IntRange(min=1), default=2**32, show_default=True, help="Bytes of one answer.")
 @click.option(
     "--pace-ms", type=click.FloatRange(min=0), default=0.0, help="Benchmarks: each layer takes so long, from memory."

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rowlock.cli.client import EXIT_REFUSED, ClientError
+from rowlock.daemon.prefill.protocol.hello import LAYERS_MAX
 
 EXIT_USAGE = 2
 
@@ -47,7 +48,7 @@ EXIT_USAGE = 2
 )
 @click.option(
     "--prefill-stream-layers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, LAYERS_MAX),
     help="With --prefill subprocess: import K/V every so many layers. [default: all of it at the end]",
 )
 @click.option("--test-fault-file", type=click.Path(path_type=Path, resolve_path=True), hidden=True)

@@ -28,6 +28,7 @@ from rowlock.daemon.owner.retention import Retention
 from rowlock.daemon.owner.scheduler import ACTIVE_MAX
 from rowlock.daemon.owner.warmup import batch_problem
 from rowlock.daemon.prefill.protocol.frames import TOKENS_MAX, Mode
+from rowlock.daemon.prefill.protocol.hello import LAYERS_MAX
 from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.daemon.settings import HttpSettings, Settings, TlsSettings
 
@@ -91,6 +92,15 @@ def _count(value: Any) -> int:
     if _size(value) == 0:
         raise ValueError("a whole number from 1 up")
     return int(value)
+
+
+def _count_to(most: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if _size(value) == 0 or value > most:
+            raise ValueError(f"a whole number from 1 to {most}")
+        return int(value)
+
+    return parse
 
 
 def _seconds(value: Any) -> float:
@@ -228,8 +238,8 @@ SCHEMA: Final[dict[str, dict[str, Key]]] = {
         "memory_max": Key(_count, "bytes of K/V and logits of one prompt, at most"),
         "start_s": Key(_seconds, "in which the source has to announce itself"),
         "silence_s": Key(_seconds, "a source that has a prompt and says nothing for so long is given up"),
-        "stream_layers": Key(_count, "announce K/V every so many layers; unset: all of it at the end"),
-        "stream_tokens": Key(_count, "with `stream_layers`: and every so many tokens"),
+        "stream_layers": Key(_count_to(LAYERS_MAX), "announce K/V every so many layers; unset: all of it at the end"),
+        "stream_tokens": Key(_count_to(TOKENS_MAX), "with `stream_layers`: and every so many tokens"),
         "stream_from": Key(_count, "with `stream_layers`: shorter prompts are transferred whole all the same"),
         "deferred": Key(_flag, "benchmarks: spans as with `stream_layers`, but announced at the end"),
         "pace_ms": Key(_seconds, "benchmarks: a layer takes so many milliseconds, from memory; answers mean nothing"),

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from rowlock.daemon.prefill.digests import checkpoint_digests
-from rowlock.daemon.prefill.engine import Block, EngineError, EngineOptions, States, Work
+from rowlock.daemon.prefill.engine import Block, EngineError, EngineOptions, States, Work, widths_within
 from rowlock.daemon.prefill.protocol.geometry import Geometry
 from rowlock.daemon.prefill.protocol.hello import SourceFacts
 
@@ -54,7 +54,7 @@ class TransformersEngine:
                 windows=tuple(None if window is None or window >= context else window for window in windows),
             ),
             heads=config.num_attention_heads,
-            widths=tuple(width for width in options.widths if width <= context) or (context,),
+            widths=widths_within(context, options.widths),
             streams=False,  # transformers gives nothing away before it has computed everything
             recurrent=False,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -11,14 +11,13 @@ import torch
 
 from rowlock.bindings.address import DeviceAddress
 from rowlock.bindings.cuda.storage import CudaDevice
-from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Sampling, Sequence, Step, Variant, never
+from rowlock.bindings.device import Counters, DeviceFacts, DeviceFault, Variant, never
 from rowlock.bindings.faults import FaultFile
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.fitting import refuse_unfit
 from rowlock.bindings.model.cache.geometry import DEFAULT_LIMITS, CacheLimits
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Decoder, Programs
-from rowlock.bindings.model.generation import DecoderSequence
 from rowlock.bindings.model.layout import Layout
 from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.bindings.vendor_errors import as_device_error
@@ -42,9 +41,11 @@ class CudaProcessor:
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self._device.torch_name)[0])
 
-    def in_order(self) -> AbstractContextManager[None]:
-        """Whatever is asked of the device inside comes after every write before it."""
-        return torch.cuda.stream(self._device.stream)
+    @contextmanager
+    def asked(self, what: str) -> Iterator[None]:
+        """Whatever is asked of the device inside comes after everything before it, on the stream that is fenced."""
+        with as_device_error(DeviceFault.LOST, what), torch.cuda.stream(self._device.stream):
+            yield
 
 
 class CudaRuntime(DecoderRuntime):
@@ -52,13 +53,8 @@ class CudaRuntime(DecoderRuntime):
 
     _processor: CudaProcessor
 
-    def open_sequence(self, prompt: tuple[int, ...], sampling: Sampling, capacity: int) -> DecoderSequence:
-        with self._processor.in_order():
-            return super().open_sequence(prompt, sampling, capacity)
-
-    def advance(self, sequences: list[Sequence]) -> list[Step]:
-        with as_device_error(DeviceFault.LOST, "a step of the decoder"), self._processor.in_order():
-            return super().advance(sequences)
+    def asked(self, what: str) -> AbstractContextManager[None]:
+        return self._processor.asked(what)
 
 
 class CudaBinding:
@@ -110,7 +106,7 @@ class CudaBinding:
 
     def create_runtime(self, config: ModelConfig, layout: Layout, variants: tuple[Variant, ...] = ()) -> CudaRuntime:
         del variants  # any shape runs at any time
-        with self._processor.in_order():
+        with self._processor.asked("making room for the model"):
             runtime = CudaRuntime.create(self.memory, self._processor, config, layout, self._limits)
         self.counters.program_loads += 1
         return runtime

@@ -79,7 +79,8 @@ class Decoder:
 
     Args:
         config: sizes.
-        weights: resident tensors ``[rows, columns]`` by parent name, all of one dtype.
+        weights: resident tensors ``[rows, columns]`` by parent name, all of one dtype and on one device. Who only runs
+            layers needs theirs only.
         linear: multiplies rows with weights.
 
     """
@@ -88,17 +89,17 @@ class Decoder:
         self.config = config
         self._weights = weights
         self._linear = linear
-        self._head = weights["embed" if config.tied else "head"]
+        self._any = next(iter(weights.values()))
         self._frequencies = [rope_frequencies(config.head_dim, rope).to(self.device) for rope in config.ropes]
         self._embed_scale = embed_scale(config, self.dtype).to(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._head.dtype
+        return self._any.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._head.device
+        return self._any.device
 
     @property
     def replayed(self) -> int:
@@ -131,7 +132,30 @@ class Decoder:
     ) -> torch.Tensor:
         """See :class:`Programs`; ``last_only`` as for :meth:`forward`."""
         if hidden is None:
-            hidden = self._embedded(spans)
+            hidden = self.embed(torch.cat([span.tokens for span in spans]))
+        hidden = self.run_layers(spans, layers, hidden)
+        if layers.stop < self.config.layers:
+            return hidden
+        for span in spans:
+            span.table.advance(len(span.tokens))
+        if last_only:
+            hidden = hidden[list(accumulate((len(span.tokens) for span in spans), initial=-1))[1:]]
+        return self.head(hidden)
+
+    @torch.inference_mode()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """States ``[T, hidden]`` of tokens ``[T]``, before layer 0."""
+        hidden = F.embedding(tokens.to(self.device), self._weights["embed"])
+        return hidden * self._embed_scale if self.config.traits.scaled_embeddings else hidden
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[T, vocab]`` from states ``[T, hidden]`` behind the last layer."""
+        return self._linear(self._norm("norm", hidden), self._weights["embed" if self.config.tied else "head"])
+
+    @torch.inference_mode()
+    def run_layers(self, spans: Sequence[Span], layers: range, hidden: torch.Tensor) -> torch.Tensor:
+        """States ``[T, hidden]`` behind some layers, from those before them. The tables do not advance."""
         rotations = self.rotations(spans)
         for layer in layers:
             rotation = rotations[self.config.rope_index(layer)]
@@ -139,18 +163,7 @@ class Decoder:
             hidden = hidden + self._added(layer, "o", self._attended(layer, normed, rotation, spans))
             normed = self._norm(f"{layer}.post_norm", hidden)
             hidden = hidden + self._added(layer, "down", self._gated(layer, normed))
-        if layers.stop < self.config.layers:
-            return hidden
-        for span in spans:
-            span.table.advance(len(span.tokens))
-        if last_only:
-            hidden = hidden[list(accumulate((len(span.tokens) for span in spans), initial=-1))[1:]]
-        return self._linear(self._norm("norm", hidden), self._head)
-
-    def _embedded(self, spans: Sequence[Span]) -> torch.Tensor:
-        tokens = torch.cat([span.tokens for span in spans]).to(self.device)
-        hidden = F.embedding(tokens, self._weights["embed"])
-        return hidden * self._embed_scale if self.config.traits.scaled_embeddings else hidden
+        return hidden
 
     def _norm(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         """Root-mean-square norm of the last dimension, in float32."""

@@ -93,6 +93,7 @@ class DecoderSequence:
         try:
             token = self._sampler.choose(logits)
         except DeviceError as error:
+            self.pages.cache.forget_prefixes()  # what it looked at may be no better, and would fail others
             return error
         if self._known < len(self._tokens):
             self._tokens[self._known] = token

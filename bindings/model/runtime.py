@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Final, Protocol, Self, cast
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 
 from rowlock.bindings.device import Allocation, CacheUse, DeviceError, DeviceFault, Sampling, Sequence, Step, Variant
 from rowlock.bindings.memory import RowMemory
 from rowlock.bindings.model.cache.geometry import SPAN_TOKENS, CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
-from rowlock.bindings.model.cache.reservation import Reservation
 from rowlock.bindings.model.config import ModelConfig
 from rowlock.bindings.model.decoder import Programs
 from rowlock.bindings.model.generation import DecoderSequence, Stepper
@@ -64,7 +61,6 @@ class DecoderRuntime:
         self._programs = processor.create_decoder(config, weights)
         self._stepper: Stepper | None = Stepper(self._programs)
         self._writes = memory.writes_total
-        self._reserved: WeakKeyDictionary[Reservation, int] = WeakKeyDictionary()
 
     @classmethod
     def create(
@@ -86,11 +82,16 @@ class DecoderRuntime:
 
     @property
     def importer(self) -> DecoderImporter:
-        return DecoderImporter(self._current_cache, self._programs, self._memory.fence)
+        return DecoderImporter(self._current_cache, self._programs, self._memory, self.asked)
 
     @property
     def cache(self) -> CacheUse:
         return self._cache.use if self._cache is not None else CacheUse()
+
+    def asked(self, what: str) -> AbstractContextManager[None]:
+        """Around everything that is asked of the device."""
+        del what
+        return nullcontext()
 
     def add_variant(self, variant: Variant) -> None:
         """Any shape runs at any time."""
@@ -100,33 +101,11 @@ class DecoderRuntime:
         lacking = cache.lacking(capacity)
         if lacking:
             raise DeviceError(DeviceFault.CAPACITY, lacking)
-        return DecoderSequence.opened(cache, self._programs, prompt, sampling, capacity)
+        with self.asked("opening a sequence"):
+            return DecoderSequence.opened(cache, self._programs, prompt, sampling, capacity)
 
-    def reserve(self, prompt: tuple[int, ...], capacity: int) -> Reservation:
-        """Pages for the K/V of a prompt that is computed elsewhere; its sequence may grow to ``capacity`` tokens.
-
-        Raises DeviceError(CAPACITY) when it could never fit, PagesShortError when it does not now.
-        """
-        cache = self._current_cache()
-        lacking = cache.lacking(capacity)
-        if lacking:
-            raise DeviceError(DeviceFault.CAPACITY, lacking)
-        reservation = Reservation(cache, np.array(prompt, np.int64), capacity, self._programs.settled(len(prompt)))
-        self._reserved[reservation] = self._writes
-        return reservation
-
-    def admit(self, reservation: Reservation, sampling: Sampling, logits: torch.Tensor) -> tuple[DecoderSequence, Step]:
-        """A sequence whose prompt is computed, and its first token, from the logits ``[vocab]`` of the prompt's end.
-
-        Raises DeviceError(CORRUPT) when weights were written since it was reserved: its K/V may be of others.
-        """
-        if self._reserved.pop(reservation) != self._memory.writes_total:
-            raise DeviceError(DeviceFault.CORRUPT, "weights were written since pages were reserved for this prompt")
-        sequence = DecoderSequence.admitted(reservation, self._programs, sampling)
-        return sequence, sequence.accept(logits)
-
-    def has_room(self, tokens: int) -> bool:
-        return self._current_cache().has_room(tokens)
+    def has_room(self, *tokens: int) -> bool:
+        return self._current_cache().has_room(*tokens)
 
     def forget(self) -> None:
         if self._cache is not None:
@@ -136,7 +115,8 @@ class DecoderRuntime:
         cache = self._current_cache()
         assert self._stepper is not None
         shared_chunk = min(SHARED_CHUNK * self._processor.prepare(), SPAN_TOKENS)
-        steps = self._stepper.advance(cast(list[DecoderSequence], sequences), shared_chunk)
+        with self.asked("a step of the decoder"):
+            steps = self._stepper.advance(cast(list[DecoderSequence], sequences), shared_chunk)
         if any(step is not None and not isinstance(step, int) for step in steps):
             cache.check_integrity()
         return steps

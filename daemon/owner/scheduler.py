@@ -25,6 +25,16 @@ WAITING_MAX: Final = 256
 
 @dataclass
 class _Active:
+    """A request that runs, or was preempted.
+
+    Attributes:
+        prompt: its tokens.
+        left: tokens that it may still have.
+        computed: tokens that it has got.
+        replaying: it was preempted, and has got no token since: it does not have its pages again yet.
+
+    """
+
     request: GenerationRequest
     lease: Lease
     sequence: Sequence
@@ -33,6 +43,12 @@ class _Active:
     left: int
     since: float
     computed: int = 0
+    replaying: bool = False
+
+    @property
+    def soon(self) -> int:
+        """Tokens that it should have room for when it goes on."""
+        return _soon(self.prompt + self.computed, self.left)
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,7 @@ class Scheduler:
         if self._imports is not None and self._imports.ready:
             return True
         if self._preempted:
-            return self._fits(self._preempted[0], resident.runtime) or not self._importing
+            return True
         blocked = self._blocked and bool(self._importing)
         return bool(self._waiting) and self.admitting and self.active < self._places and not blocked
 
@@ -151,6 +167,8 @@ class Scheduler:
         if resident is not None:
             self._readmit(resident.runtime)
             self._let_in_imports(resident)
+            if self._preempted and not self._active:
+                self._make_room()
             self._admit_waiting(resident)
             if self._active:
                 self._advance(resident.runtime)
@@ -194,6 +212,11 @@ class Scheduler:
         return [*list(self._active), *list(self._preempted)]
 
     @property
+    def _promised(self) -> list[int]:
+        """Tokens of each of those that go on after a preemption, and may not have all of their pages again."""
+        return [item.soon for item in self._active if item.replaying]
+
+    @property
     def _importing(self) -> list[Importing]:
         return list(self._imports.items) if self._imports is not None else []
 
@@ -220,19 +243,19 @@ class Scheduler:
 
     def _admit_waiting(self, resident: Resident) -> None:
         """In their order, until one finds no room: none that came later is let in before it."""
-        room, ahead = True, 0
+        room, ahead = True, self._promised
         while room and self.admitting and self._waiting and self.active < self._places and not self._preempted:
             self._admitting = self._waiting.popleft()
             let_in = len(self._active)
             room = self._admit(self._admitting, resident, ahead)
             if not room:
                 self._waiting.appendleft(self._admitting)
-            ahead += sum(_soon(item.prompt, item.left) for item in self._active[let_in:])
+            ahead += [item.soon for item in self._active[let_in:]]
             self._admitting = None
         self._blocked = not room
 
-    def _admit(self, request: GenerationRequest, resident: Resident, ahead: int) -> bool:
-        """Let a request in, or end it; False when there is no room for it beside ``ahead`` tokens that were let in."""
+    def _admit(self, request: GenerationRequest, resident: Resident, ahead: list[int]) -> bool:
+        """Let a request in, or end it; False when there is no room for it beside those of ``ahead`` tokens each."""
         if request.cancelled.is_set():
             request.sink.failed(OwnerError(Reason.CANCELLED, "the client gave up"))
             return True
@@ -240,7 +263,7 @@ class Scheduler:
         try:
             prompt, new = _prompt_tokens(request, resident)
             busy = self._active or self._importing
-            if busy and not resident.runtime.has_room(ahead + _soon(len(prompt), new)):
+            if busy and not resident.runtime.has_room(*ahead, _soon(len(prompt), new)):
                 return False
             if self._imports is not None and self._imports.prefiller.takes(prompt):
                 return self._imports.begin(request, lease, prompt, new, resident, self._monotonic())
@@ -294,16 +317,20 @@ class Scheduler:
 
     def _readmit(self, runtime: Runtime) -> None:
         """Those that gave their pages up go on, in their order, once there is room."""
-        while self._preempted and self._fits(self._preempted[0], runtime):
+        while self._preempted and runtime.has_room(*self._promised, self._preempted[0].soon):
             self._active.append(self._preempted.popleft())
-        if self._preempted and not self._active and not self._importing:
-            lost = self._preempted[0]  # with every page its own it does not fit: pages are quarantined
-            self._end(lost)
-            lost.request.sink.failed(OwnerError(Reason.CACHE_EXCEEDED, "its pages were given up, and too few are left"))
+            self._active[-1].replaying = True
 
-    @staticmethod
-    def _fits(active: _Active, runtime: Runtime) -> bool:
-        return runtime.has_room(_soon(active.prompt + active.computed, active.left))
+    def _make_room(self) -> None:
+        """Nothing runs, and who gave up its pages does not fit: the prompt on its way that came last waits again."""
+        if self._imports is not None and self._imports.items:
+            item = self._imports.items.pop()
+            item.remote.end()
+            self._waiting.appendleft(item.request)
+            return
+        lost = self._preempted[0]  # with every page its own it does not fit: pages are quarantined
+        self._end(lost)
+        lost.request.sink.failed(OwnerError(Reason.CACHE_EXCEEDED, "its pages were given up, and too few are left"))
 
     def _drop_hung_up(self) -> None:
         for active in [item for item in self._leased if item.request.cancelled.is_set()]:
@@ -339,6 +366,7 @@ class Scheduler:
             return
         if step is None or isinstance(step, Preempted):
             return
+        active.replaying = False
         stopped = step in active.eos
         if not stopped:
             sink.token(step)

@@ -219,8 +219,8 @@ class _WatchedRuntime:
         inner = self._inner.importer
         return _WatchedImporter(inner, self._boundary) if inner is not None else None
 
-    def has_room(self, tokens: int) -> bool:
-        return self._inner.has_room(tokens)
+    def has_room(self, *tokens: int) -> bool:
+        return self._inner.has_room(*tokens)
 
     def forget(self) -> None:
         self._inner.forget()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+
 from rowlock.daemon.prefill.protocol.frames import Span
 from rowlock.daemon.prefill.protocol.geometry import DTYPE_CODES, RequestLayout
 
@@ -23,7 +25,7 @@ class Coverage:
         self.spans = 0
         self._layout = layout
         self._generation = generation
-        self._ranges: list[list[tuple[int, int]]] = [[] for _ in range(layout.geometry.layers)]
+        self._ranges: list[list[tuple[int, int]]] = [[] for _ in range(layout.geometry.layers)]  # of each layer, sorted
 
     def add(self, span: Span) -> None:
         """Take note of a span.
@@ -34,15 +36,18 @@ class Coverage:
         """
         self._check_shape(span)
         self._check_bounds(span)
+        new = (span.token, span.token_stop)
         for layer in range(span.layer, span.layer_stop):
-            for first, stop in self._ranges[layer]:
+            there = self._ranges[layer]
+            at = bisect_left(there, new)
+            for first, stop in there[max(0, at - 1) : at + 1]:
                 if span.token < stop and first < span.token_stop:
                     raise SpanRefusedError(
                         f"span: positions {span.token} to {span.token_stop} of layer {layer} "
                         f"overlap {first} to {stop}, which came before"
                     )
         for layer in range(span.layer, span.layer_stop):
-            self._ranges[layer].append((span.token, span.token_stop))
+            insort(self._ranges[layer], new)
         self.spans += 1
 
     def missing(self) -> str:

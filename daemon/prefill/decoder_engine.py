@@ -1,14 +1,16 @@
 """Our own decoder as the engine of a source, over one device or over several that each have some of the layers.
 
 On the same kind of processor it gives the bits that an owner computes itself. Options: ``partitions``: how many parts
-the layers are cut in, dealt out to the devices; the head stays on the host. ``pad=1``: compute the padding of a prompt,
-too, as a device with programs of fixed lengths has to; it changes nothing that is announced.
+the layers are cut in, dealt out to the devices (``--device a,b``). A device has the weights and the K/V of its layers,
+no others: embeddings and head stay on the host. ``pad=1``: compute the padding of a prompt, too, as a device with
+programs of fixed lengths has to; it changes nothing that is announced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
@@ -24,13 +26,15 @@ from rowlock.bindings.model.cache.geometry import CacheLimits, plan_geometry
 from rowlock.bindings.model.cache.paged import PagedCache
 from rowlock.bindings.model.cache.table import BlockTable
 from rowlock.bindings.model.config import ModelConfig, parse_config
-from rowlock.bindings.model.decoder import Decoder, Programs, Span
+from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.layout import Layout, layout_of
 from rowlock.bindings.weights import host_rows
-from rowlock.daemon.prefill.engine import Block, EngineOptions, States, Work
+from rowlock.daemon.prefill.engine import Block, EngineError, EngineOptions, States, Work, widths_within
 from rowlock.daemon.prefill.fitting import geometry_of
 from rowlock.daemon.prefill.protocol.hello import SourceFacts
 
+HOST: Final = "cpu"
+"""Any other name is a device beside the host."""
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
@@ -52,17 +56,22 @@ class Part:
     Attributes:
         first: layer.
         stop: past the last.
-        device: where it computes.
-        programs: over its weights.
+        device: where it computes; None: on the host, with its programs.
+        forward: over its weights: spans, layers and what comes before them, to what is behind them.
         table: its own K/V, one page as long as the longest prompt.
 
     """
 
     first: int
     stop: int
-    device: torch.device
-    programs: Programs
+    device: torch.device | None
+    forward: Callable[[Sequence[Span], range, torch.Tensor | None], torch.Tensor]
     table: BlockTable
+
+    def own(self, layers: range) -> range:
+        """Layers as its table and its programs number them: those of a device begin at 0."""
+        base = 0 if self.device is None else self.first
+        return range(layers.start - base, layers.stop - base)
 
 
 def create(options: EngineOptions) -> DecoderEngine:
@@ -87,10 +96,11 @@ class DecoderEngine:
 
     def __init__(self, loaded: Loaded, options: EngineOptions) -> None:
         config = loaded.config
-        widths = tuple(width for width in options.widths if width <= config.context) or (config.context,)
+        widths = widths_within(config.context, options.widths)
         self._pads = options.extra.get("pad", "0") == "1"
         self._host = HostThreads(options.threads, Counters())
         self._programs = self._host.create_decoder(config, loaded.weights)
+        self._ends = Decoder(config, loaded.weights)
         self._parts = self._cut(loaded, options, widths[-1])
         self.facts = SourceFacts(
             name=f"rowlock decoder on {options.device}, {len(self._parts)} parts, {options.threads} threads",
@@ -105,6 +115,12 @@ class DecoderEngine:
 
     def prefill(self, work: Work) -> Generator[Block, None, States]:
         """See :class:`rowlock.daemon.prefill.engine.Engine`."""
+        try:
+            return (yield from self._prefill(work))
+        except RuntimeError as error:  # of torch: out of memory, or what a device has to say
+            raise EngineError(f"{len(work.tokens)} tokens: {error}") from error
+
+    def _prefill(self, work: Work) -> Generator[Block, None, States]:
         self._host.prepare()
         prompt, count = torch.tensor(work.tokens), len(work.tokens)
         for part in self._parts:
@@ -123,21 +139,26 @@ class DecoderEngine:
         found: torch.Tensor | None = None
         for part in self._parts:
             span = Span(tokens, part.table, prompt)
-            found = found.to(part.device) if found is not None else None
+            if part.device is not None:
+                found = (self._ends.embed(tokens) if found is None else found).to(part.device)
+            elif found is not None:
+                found = found.cpu()
             for layer in range(part.first, part.stop, layers):
-                layer_stop, token = min(layer + layers, part.stop), part.table.length
-                found = part.programs.forward_layers([span], range(layer, layer_stop), found)
-                yield from self._blocks(part, layer, layer_stop, range(token, token + len(tokens)))
-            if part.table.length == token:  # the last part's last piece has done so itself
+                piece, token = range(layer, min(layer + layers, part.stop)), part.table.length
+                found = part.forward([span], part.own(piece), found)
+                yield from self._blocks(part, piece, range(token, token + len(tokens)))
+            if part.table.length == token:  # the host's last piece has done so itself
                 part.table.advance(len(tokens))
         assert found is not None
+        if self._parts[-1].device is not None:
+            found = self._ends.head(found[-1:].cpu())
         return found[-1]
 
-    def _blocks(self, part: Part, layer: int, layer_stop: int, tokens: range) -> Iterator[Block]:
+    def _blocks(self, part: Part, layers: range, tokens: range) -> Iterator[Block]:
         """What was just computed, as one block for each run of layers of one cache group."""
         cache = part.table.cache
-        for first, stop in self.facts.geometry.runs(layer, layer_stop):
-            group, at = cache.places[first]
+        for first, stop in self.facts.geometry.runs(layers.start, layers.stop):
+            group, at = cache.places[part.own(range(first, stop)).start]
             states = cache.groups[group].states[at : at + stop - first, 0, :, :, tokens.start : tokens.stop].cpu()
             yield Block(first, tokens.start, states.view(_INTEGERS[states.itemsize]).numpy())
 
@@ -153,15 +174,30 @@ class DecoderEngine:
         ]
 
     def _part(self, loaded: Loaded, first: int, stop: int, name: str, longest: int) -> Part:
-        config, device = loaded.config, torch.device(name)
-        programs: Programs = self._programs
-        if device.type != "cpu":
-            programs = Decoder(config, {name: rows.to(device) for name, rows in loaded.weights.items()})
-        dtype = loaded.weights["embed"].dtype
-        planned = plan_geometry(config, dtype.itemsize, CacheLimits(page_tokens=longest), 1 << 62)
-        groups = tuple(replace(group, pages=1) for group in planned.groups)
-        cache = PagedCache(config, replace(planned, groups=groups), dtype, device)
-        return Part(first, stop, device, programs, BlockTable(cache, longest))
+        if name == HOST:
+            table = _table(loaded.config, loaded, torch.device(HOST), longest)
+            return Part(first, stop, None, self._programs.forward_layers, table)
+        config = replace(loaded.config, layers=stop - first, windows=loaded.config.windows[first:stop])
+        device, weights = torch.device(name), {}
+        for parent, rows in loaded.weights.items():
+            layer, dot, rest = parent.partition(".")
+            if dot and first <= int(layer) < stop:
+                weights[f"{int(layer) - first}.{rest}"] = rows.to(device, copy=True)
+
+        def forward(spans: Sequence[Span], layers: range, hidden: torch.Tensor | None) -> torch.Tensor:
+            assert hidden is not None, "embeddings are the host's"
+            return decoder.run_layers(spans, layers, hidden)
+
+        decoder = Decoder(config, weights)
+        return Part(first, stop, device, forward, _table(config, loaded, device, longest))
+
+
+def _table(config: ModelConfig, loaded: Loaded, device: torch.device, longest: int) -> BlockTable:
+    """K/V of the layers of a config: one page of each group."""
+    dtype = loaded.weights["embed"].dtype
+    planned = plan_geometry(config, dtype.itemsize, CacheLimits(page_tokens=longest), 1 << 62)
+    groups = tuple(replace(group, pages=1) for group in planned.groups)
+    return BlockTable(PagedCache(config, replace(planned, groups=groups), dtype, device), longest)
 
 
 def _load(options: EngineOptions) -> Loaded:

@@ -86,6 +86,11 @@ class Block:
         return self.token + int(self.states.shape[3])
 
 
+def widths_within(context: int, widths: tuple[int, ...]) -> tuple[int, ...]:
+    """Widths of which none is longer than the context, and one as long where a longer one was asked for."""
+    return tuple(sorted({min(width, context) for width in widths}))
+
+
 class EngineError(Exception):
     """The device could not compute a prompt. The engine can go on with others."""
 

@@ -64,7 +64,7 @@ class ImportedPrompt:
         self._now_ns = now_ns
         self._coverage = Coverage(self.layout, lease.generation)
         self._memory: OwnerMemory | None = None
-        self._copies: deque[tuple[range, int, int]] = deque()
+        self._copies: deque[tuple[range, int, int, bool]] = deque()
         self._done = False
 
     @property
@@ -96,7 +96,7 @@ class ImportedPrompt:
             elif isinstance(frame, Done):
                 self._take_done(frame)
             elif isinstance(frame, Failed):
-                self.fail(_refusal(frame))
+                self._take_failed(frame)
         except SpanRefusedError as error:
             arrival.let_go()
             self.fail(OwnerError(Reason.SOURCE_FAILED, f"the source sent what was not asked for: {error}"))
@@ -105,7 +105,7 @@ class ImportedPrompt:
         """Copy announced K/V into its pages, about so many bytes; returns how many."""
         copied = 0
         while self.copying and copied < most:
-            layers, first, stop = self._copies.popleft()
+            layers, first, stop, last = self._copies.popleft()
             begun = self._now_ns()
             try:
                 self._room.write(layers.start, first, self._states(layers, first, stop))
@@ -113,7 +113,10 @@ class ImportedPrompt:
                 self.fail(OwnerError(Reason.DEVICE_FAILED, f"a copy of K/V failed: {error}"))
                 break
             nbytes = len(layers) * (stop - first) * self.layout.geometry.token_bytes
-            self.timeline.copies.append((begun, self._now_ns(), nbytes))
+            ended = self._now_ns()
+            self.timeline.copies.append((begun, ended, nbytes))
+            if last:
+                self.timeline.spans.append(ended)
             copied += nbytes
         return copied
 
@@ -122,16 +125,14 @@ class ImportedPrompt:
         assert self.complete, "K/V is missing"
         missing = self._coverage.missing()
         assert not missing, missing
-        if (self.lease.generation, self.lease.identity) != (resident.generation, resident.model.identity):
-            raise OwnerError(
-                Reason.SOURCE_FAILED,
-                f"computed for generation {self.lease.generation}, resident is {resident.generation}",
-            )
-        self._importer.fence()
-        sequence, step = self._room.admit(self._logits())
-        self.timeline.admitted = self._now_ns()
-        self._close()
-        return sequence, step
+        try:
+            return self._admit(resident)
+        except OwnerError as error:
+            self.fail(error)
+            raise
+        except DeviceError as error:
+            self.fail(OwnerError(Reason.DEVICE_FAILED, str(error)))
+            raise
 
     def fail(self, error: OwnerError) -> None:
         """It will not come: the first reason counts."""
@@ -149,6 +150,18 @@ class ImportedPrompt:
         else:
             self._room.release()
         self._close()
+
+    def _admit(self, resident: Resident) -> tuple[Sequence, Step]:
+        if (self.lease.generation, self.lease.identity) != (resident.generation, resident.model.identity):
+            raise OwnerError(
+                Reason.SOURCE_FAILED,
+                f"computed for generation {self.lease.generation}, resident is {resident.generation}",
+            )
+        self._importer.fence()
+        sequence, step = self._room.admit(self._logits())
+        self.timeline.admitted = self._now_ns()
+        self._close()
+        return sequence, step
 
     def _close(self) -> None:
         self.open = False
@@ -175,9 +188,11 @@ class ImportedPrompt:
         most = max(1, COPY_BYTES // self.layout.geometry.token_bytes)
         layers, tokens = max(1, most // (span.token_stop - span.token)), min(most, span.token_stop - span.token)
         for layer in range(span.layer, span.layer_stop, layers):
+            part = range(layer, min(layer + layers, span.layer_stop))
             for first in range(span.token, span.token_stop, tokens):
-                part = range(layer, min(layer + layers, span.layer_stop))
-                self._copies.append((part, first, min(first + tokens, span.token_stop)))
+                stop = min(first + tokens, span.token_stop)
+                last = (part.stop, stop) == (span.layer_stop, span.token_stop)
+                self._copies.append((part, first, stop, last))
 
     def _take_done(self, done: Done) -> None:
         geometry = self.layout.geometry
@@ -197,6 +212,12 @@ class ImportedPrompt:
             raise SpanRefusedError(f"done came before everything was there: {missing}")
         self._done = True
         self.timeline.computed, self.timeline.done = done.computed_ns, self._now_ns()
+
+    def _take_failed(self, failed: Failed) -> None:
+        if failed.generation != self.lease.generation:
+            raise SpanRefusedError(f"failed.generation is {failed.generation}, wanted {self.lease.generation}")
+        text = f"the source could not compute the prompt: {failed.text}"
+        self.fail(OwnerError(_REASONS[failed.refusal], text))
 
     def _states(self, layers: range, first: int, stop: int) -> np.ndarray:
         """``[layers, 2, kv_heads, T, head_dim]`` of one cache group in the source's memory."""
@@ -220,7 +241,3 @@ _REASONS: Final = {
     Refusal.COMPUTE: Reason.SOURCE_FAILED,
     Refusal.ARGUMENT: Reason.SOURCE_FAILED,
 }
-
-
-def _refusal(failed: Failed) -> OwnerError:
-    return OwnerError(_REASONS[failed.refusal], f"the source could not compute the prompt: {failed.text}")

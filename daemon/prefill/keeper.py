@@ -9,19 +9,19 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from rowlock.daemon.prefill.life import Arrival, Kill, Life, Outbox, SourceEndedError
-from rowlock.daemon.prefill.protocol.frames import Done, Frame
+from rowlock.daemon.prefill.protocol.frames import Frame
 from rowlock.daemon.prefill.protocol.hello import SourceFacts
 from rowlock.daemon.prefill.protocol.link import Link
 from rowlock.daemon.prefill.settings import SourceSettings
 
 BACKOFF_S: Final = (0.1, 0.5, 2.0, 10.0, 30.0)
-"""Before the first, second, ... restart in a row; the last goes on. After one good prompt they begin anew."""
+"""Before the first, second, ... restart in a row; the last goes on. Once a prompt was admitted they begin anew."""
 END_S: Final = 5.0
 """In which a source that is told to end has to, before it is killed."""
 
@@ -89,6 +89,8 @@ class SourceKeeper:
         self._lives = 0
         self._quick_ends = 0
         self._doomed = False
+        self._heard_of = 0
+        self._good = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rowlock-prefill", daemon=True)
         self.settled: Future[str] = Future()
@@ -105,6 +107,7 @@ class SourceKeeper:
         """
         while self._arrivals:
             arrival = self._arrivals.popleft()
+            self._heard_of = arrival.life
             if arrival.frame is None:
                 self._doomed = False
             if not self._doomed:
@@ -122,9 +125,14 @@ class SourceKeeper:
         self._outbox.put(frame)
 
     def kill(self, reason: str) -> None:
-        """End this life of the source: it did what no source may."""
+        """End the life of the source that the last arrival came from: it did what no source may."""
         self._doomed = True
-        self._outbox.put(Kill(reason))
+        self._outbox.kill = Kill(reason, self._heard_of)
+        self._outbox.ring()
+
+    def note_good(self) -> None:
+        """A prompt of its became a sequence: should it end, it is started again at once."""
+        self._good = True
 
     def close(self) -> None:
         """Have the source ended for good; returns at once. Idempotent."""
@@ -141,8 +149,11 @@ class SourceKeeper:
     def _run(self) -> None:
         while not self._closing.is_set():
             self._lives += 1
-            self._outbox.clear()
+            if self._lives > 1:  # the first life is sent what was asked for before it had begun
+                self._outbox.clear()
             self._live()
+            if self._good:
+                self._good, self._quick_ends = False, 0
             self._closing.wait(BACKOFF_S[min(self._quick_ends, len(BACKOFF_S) - 1)])
             self._quick_ends += 1
         self._outbox.close()
@@ -152,19 +163,22 @@ class SourceKeeper:
 
     def _live(self) -> None:
         """One life of the source."""
-        link, other = Link.pair()
         with ExitStack() as closing:
-            closing.callback(link.close)
             try:
+                link, other = Link.pair()
+                closing.callback(link.close)
                 with other:
                     process = self._spawn(other.fileno())
                 closing.callback(process.wait)
                 closing.callback(process.kill)
-                Life(self._settings, link, self._outbox, self._ready, self._arrive).run(self._closing.is_set)
+                life = Life(self._settings, self._lives, link, self._outbox, self._ready, self._arrive)
+                life.run(self._closing.is_set)
             except (OSError, SourceEndedError) as error:
                 self._ended(str(error))
-                return
-            self._part(link, process)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next life may go well
+                self._ended(f"could not be minded: {error!r}")
+            else:
+                self._part(link, process)
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -188,14 +202,13 @@ class SourceKeeper:
         self._update(SourceState.READY, pid=self.status.pid, facts=facts)
 
     def _ended(self, reason: str) -> None:
+        reason = reason.encode(errors="backslashreplace").decode()  # it may repeat what a source has sent
         self._log("prefill.source_ended", reason=reason, pid=self.status.pid)
         self._update(SourceState.ABSENT, reason)
         self._arrive(Arrival(None, reason=reason))
 
     def _arrive(self, arrival: Arrival) -> None:
-        if isinstance(arrival.frame, Done):
-            self._quick_ends = 0
-        self._arrivals.append(arrival)
+        self._arrivals.append(replace(arrival, life=self._lives))
         self._wake()
 
     def _update(self, state: SourceState, reason: str = "", pid: int = 0, facts: SourceFacts | None = None) -> None:

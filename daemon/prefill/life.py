@@ -43,12 +43,14 @@ class Arrival:
         frame: what it sent; None: it has ended, and all that it had not finished is lost.
         memory: what came with a :class:`Memory`; whoever takes the arrival lets it go.
         reason: why it has ended, or why its memory was refused.
+        life: the number of the life that it came from.
 
     """
 
     frame: Memory | Span | Done | Failed | None
     memory: OwnerMemory | None = None
     reason: str = ""
+    life: int = 0
 
     def let_go(self) -> None:
         if self.memory is not None:
@@ -57,25 +59,32 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Kill:
-    """An order to end this life."""
+    """An order to end the life with this number; later ones go on."""
 
     reason: str
+    life: int
 
 
 class Outbox:
-    """What a source shall be sent: filled by the owner thread, emptied by the keeper's, with a bell in between."""
+    """What a source shall be sent: filled by the owner thread, emptied by the keeper's, with a bell in between.
+
+    Attributes:
+        kill: an order that does not wait for what is to be sent.
+
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[Frame | Kill] = deque()
+        self._waiting: deque[Frame] = deque()
+        self.kill: Kill | None = None
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def put(self, item: Frame | Kill) -> None:
+    def put(self, item: Frame) -> None:
         with self._lock:
             self._waiting.append(item)
         self.ring()
 
-    def first(self) -> Frame | Kill | None:
+    def first(self) -> Frame | None:
         with self._lock:
             return self._waiting[0] if self._waiting else None
 
@@ -107,11 +116,49 @@ class Outbox:
             self._waiting.clear()
 
 
+class Silence:
+    """For how long a source has said nothing while it had something to say.
+
+    Being relieved of that does not make it forgotten: a source that hangs is found out by several short requests too.
+
+    Args:
+        now: seconds of a clock.
+
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._before = 0.0
+        self._since: float | None = now()
+
+    @property
+    def expected(self) -> bool:
+        """Whether it has something to say."""
+        return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (self._now() - self._since if self._since is not None else 0.0)
+
+    def broken(self) -> None:
+        """It has said something."""
+        self._before = 0.0
+        if self._since is not None:
+            self._since = self._now()
+
+    def expect(self, *, something: bool) -> None:
+        """Whether it has something to say, from now on."""
+        if something == (self._since is not None):
+            return
+        self._before, self._since = self.seconds, self._now() if something else None
+
+
 class Life:
     """Reads what a source sends, sends what it shall have, and gives it up when it is silent.
 
     Args:
         settings: how long it may take.
+        number: of this life.
         link: to its process.
         outbox: what it shall be sent.
         ready: told, once, what it announced; refuses it by raising ValueError.
@@ -120,17 +167,18 @@ class Life:
     """
 
     def __init__(
-        self, settings: SourceSettings, link: Link, outbox: Outbox, ready: Callable[[SourceFacts], None],
+        self, settings: SourceSettings, number: int, link: Link, outbox: Outbox, ready: Callable[[SourceFacts], None],
         arrive: Callable[[Arrival], None],
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._number = number
         self._link = link
         self._outbox = outbox
         self._ready = ready
         self._arrive = arrive
         self._announced = False
         self._working: set[int] = set()
-        self._heard = time.monotonic()
+        self._silence = Silence()
 
     def run(self, closing: Callable[[], bool]) -> None:
         """Until ``closing``.
@@ -147,8 +195,13 @@ class Life:
                 blocked = self._send_all()
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if blocked else 0)
                 selector.modify(self._link, events)
+                self._expect(blocked=blocked)
                 selector.select(self._patience())
                 self._receive_some()
+
+    def _expect(self, *, blocked: bool) -> None:
+        """It has something to say while it has a prompt, or has no room for what it is sent."""
+        self._silence.expect(something=blocked or not self._announced or bool(self._working))
 
     def _patience(self) -> float | None:
         """Seconds until it has been silent for too long; None: it has nothing to say.
@@ -157,10 +210,10 @@ class Life:
             SourceEndedError: it has been.
 
         """
-        if self._announced and not self._working:
+        if not self._silence.expected:
             return None
         allowed = self._settings.silence_s if self._announced else self._settings.start_s
-        left = self._heard + allowed - time.monotonic()
+        left = allowed - self._silence.seconds
         if left <= 0:
             what = "said nothing of the prompt that it has" if self._announced else "did not announce itself"
             raise SourceEndedError(f"{what} for {allowed} s")
@@ -168,26 +221,25 @@ class Life:
 
     def _send_all(self) -> bool:
         """Send what waits; returns whether some of it has to wait for room."""
+        kill = self._outbox.kill
+        if kill is not None and kill.life == self._number:
+            raise SourceEndedError(kill.reason)
         while self._announced:
             item = self._outbox.first()
             if item is None:
                 return False
-            if isinstance(item, Kill):
-                raise SourceEndedError(item.reason)
             try:
-                self._link.send(item, wait=False)
+                self._send(item)
             except BlockingIOError:
                 return True
             except OSError as error:
                 raise SourceEndedError(f"cannot be reached: {error}") from error
             self._outbox.drop_first()
-            self._sent(item)
         return False
 
-    def _sent(self, frame: Frame) -> None:
+    def _send(self, frame: Frame) -> None:
+        self._link.send(frame, wait=False)
         if isinstance(frame, Prefill):
-            if not self._working:
-                self._heard = time.monotonic()
             self._working.add(frame.request)
         elif isinstance(frame, Release):
             self._working.discard(frame.request)
@@ -204,7 +256,7 @@ class Life:
                 raise SourceEndedError(f"cannot be reached: {error}") from error
             if received is None:
                 raise SourceEndedError("closed its end")
-            self._heard = time.monotonic()
+            self._silence.broken()
             self._take(received)
 
     def _take(self, received: Received) -> None:
@@ -216,7 +268,7 @@ class Life:
                 os.close(received.fd)
             raise SourceEndedError(f"sent {type(frame).__name__.lower()} before its hello")
         elif isinstance(frame, Memory):
-            self._arrive(_attached(frame, received.fd))
+            self._arrive(_attached(frame, received.fd, self._settings.memory_max))
         elif isinstance(frame, Prefill | Release):
             raise SourceEndedError(f"sent {type(frame).__name__.lower()}, which only an owner does")
         else:
@@ -234,7 +286,10 @@ class Life:
         self._announced = True
 
 
-def _attached(frame: Memory, fd: int) -> Arrival:
+def _attached(frame: Memory, fd: int, most: int) -> Arrival:
+    if frame.nbytes > most:
+        os.close(fd)
+        return Arrival(frame, reason=f"memory has {frame.nbytes} bytes; {most} are allowed (prefill.memory_max)")
     try:
         return Arrival(frame, OwnerMemory.attach(fd, frame.nbytes))
     except (MemoryRefusedError, OSError, ValueError, OverflowError) as error:

@@ -28,6 +28,8 @@ from rowlock.v1.errors import OwnerError, Reason
 
 STEP_BYTES: Final = 8 * 1024 * 1024
 """Bytes copied before requests that decode get their next step."""
+STEP_ARRIVALS: Final = 1024
+"""Frames taken in likewise."""
 AHEAD: Final = 2
 """Prompts that may be computed ahead of their requests: one arrives while the next is computed."""
 
@@ -108,7 +110,10 @@ class SourcePrefiller:
 
     def step(self) -> None:
         """See :class:`rowlock.daemon.owner.prefilling.Prefiller`."""
-        while self._keeper is not None and (arrival := self._keeper.take()) is not None:
+        for _ in range(STEP_ARRIVALS):
+            arrival = self._keeper.take() if self._keeper is not None else None
+            if arrival is None:
+                break
             self._take(arrival)
         left = STEP_BYTES
         for item in list(self._live.values()):
@@ -122,6 +127,8 @@ class SourcePrefiller:
         """Have the source that computes what is resident: the one there is, the one prepared, or a new one."""
         serves = _computed(resident.model.identity) if resident is not None else None
         if serves == self._serves:
+            if self._keeper is not None and resident is not None:  # the same weights may lie somewhere else now
+                self._keeper.checkpoint = Path(resident.model.checkpoint)
             return
         assert not self._live, "prompts of another identity are being computed"
         self._retire(self._keeper)
@@ -247,6 +254,9 @@ class SourcePrefiller:
             quarantined=int(item.quarantined),
         )
         self.timelines.append(item.timeline)
+        self.view = self._look()
+        if admitted and self._keeper is not None:
+            self._keeper.note_good()
         if admitted:
             self._log(
                 "prefill.imported", request=item.number, spans=item.spans, bytes=copied, **item.timeline.figures()

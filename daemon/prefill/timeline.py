@@ -20,6 +20,7 @@ class Timeline:
         done: when the source's last word was taken in; 0 before.
         admitted: when it became a sequence; 0 before.
         copies: (when it began, when it ended, bytes) of each copy.
+        spans: when the last copy of each span ended.
 
     """
 
@@ -29,11 +30,12 @@ class Timeline:
     done: int = 0
     admitted: int = 0
     copies: list[tuple[int, int, int]] = field(default_factory=list)
+    spans: list[int] = field(default_factory=list)
 
     @property
-    def copies_before_computed(self) -> int:
-        """Copies that ended before the source had computed its last layer."""
-        return sum(stop <= self.computed for _, stop, _ in self.copies)
+    def spans_before_computed(self) -> int:
+        """Spans that were in their pages before the source had computed its last layer."""
+        return sum(moment <= self.computed for moment in self.spans)
 
     @property
     def exposed_ns(self) -> int:
@@ -47,9 +49,10 @@ class Timeline:
             "begun_ns": self.begun,
             "computed_ns": self.computed,
             "done_ns": self.done,
+            "copied_ns": self.spans[-1] if self.spans else 0,
             "admitted_ns": self.admitted,
+            "spans_before_computed": self.spans_before_computed,
             "copies": len(self.copies),
-            "copies_before_computed": self.copies_before_computed,
             "copy_ns": sum(stop - begun for begun, stop, _ in self.copies),
             "exposed_copy_ns": self.exposed_ns,
         }

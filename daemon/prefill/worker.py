@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from rowlock.daemon.prefill.protocol.hello import hello_of
 from rowlock.daemon.prefill.protocol.link import Link
 from rowlock.daemon.prefill.protocol.memory import MemoryShortError, SourceMemory
 
+WHOLE_BLOCKS: Final = 10
+"""Blocks of layers in which a whole result is computed, at most: between two of them it can be given up."""
 PROMPTS_MAX: Final = 1024
 """Prompts that may wait; an owner asks for far fewer at a time."""
 
@@ -131,11 +134,14 @@ class Worker:
                 answer.forget()
 
     def _run_engine(self, prefill: Prefill, width: int, answer: _Answer) -> None:
-        facts, count = self._engine.facts, len(prefill.tokens)
+        facts, count, layers = self._engine.facts, len(prefill.tokens), self._engine.facts.geometry.layers
+        if facts.streams:
+            whole = prefill.mode is Mode.WHOLE
+            layers = math.ceil(layers / WHOLE_BLOCKS) if whole else prefill.layers_per_span
         work = Work(
             tokens=prefill.tokens,
             width=width,
-            layers=prefill.layers_per_span if facts.streams else facts.geometry.layers,
+            layers=layers,
             chunk=min(prefill.chunk or count, count) if facts.streams else count,
         )
         blocks = self._engine.prefill(work)

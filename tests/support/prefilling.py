@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from rowlock.daemon.owner.prefilling import SourceView
 from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.v1.errors import OwnerError
 from support.owners import WAIT_S, Answer, OwnerHarness, running_owner
+
+DEADLINE_S = 30
+"""For what takes milliseconds, or a second or two where a source has to be silent first."""
 
 
 class Remote:
@@ -49,12 +54,23 @@ class Remote:
         self.prefiller._keeper.settled.result(WAIT_S)
         return self.until(lambda view: view.state == "READY")
 
+    @property
+    def cache(self) -> Any:
+        return self.harness.core.resident.runtime._inner._current_cache()
+
     def settle(self) -> None:
-        """Nothing is on its way, and every page is where it belongs."""
+        """Nothing is on its way, every page is where it belongs, and no memory of a request is open or mapped."""
         self.until(lambda view: view.live == 0)
-        cache = self.harness.core.resident.runtime._inner._current_cache()
-        cache.check_integrity()
-        assert all(group.use.in_use == 0 for group in cache.groups)
+        self.cache.check_integrity()
+        assert all(group.use.in_use == 0 for group in self.cache.groups)
+        until_nothing_is_open("self")
+        if self.view.pid:
+            until_nothing_is_open(str(self.view.pid))
+
+    def check_counters(self, remote: int, failed: int = 0) -> None:
+        """So many prompts were computed by the source, so many failed, and none was computed here."""
+        counters = self.view.counters
+        assert (counters.remote, counters.failed, counters.fallbacks) == (remote, failed, 0)
 
 
 @contextlib.contextmanager
@@ -77,6 +93,28 @@ def remote_owner(
 
 
 def fails(answer: Answer) -> OwnerError:
+    """What a request failed with, in good time: long before whoever minds the source is at the end of its patience."""
+    asked = time.monotonic()
     with pytest.raises(OwnerError) as caught:
         answer.wait()
+    assert time.monotonic() - asked < DEADLINE_S
     return caught.value
+
+
+def open_memory(process: str) -> list[str]:
+    """What of a process's descriptors and mappings is memory of a request."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # a source may just be ending
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(str(link.readlink()))
+        found += Path(f"/proc/{process}/maps").read_text().splitlines()
+    return [line for line in found if "rowlock-prefill" in line]
+
+
+def until_nothing_is_open(process: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while found := open_memory(process):
+        assert time.monotonic() < deadline, found
+        gc.collect()
+        time.sleep(0.02)

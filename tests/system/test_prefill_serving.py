@@ -2,69 +2,156 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import random
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from support.commands import rowlock
 from support.daemons import answer, owner
 from support.http import HTTP, url_of
-from support.owners import running_owner
+from support.owners import OwnerHarness, running_owner
 from support.prefilling import fails, remote_owner
 
+from rowlock.bindings.device import Sequence, Step
 from rowlock.bindings.model.cache.geometry import CacheLimits
+from rowlock.bindings.model.importing import DecoderImport
+from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.cli.daemon_process import DaemonProcess
+from rowlock.daemon.owner.requests import GivenUp
 from rowlock.daemon.prefill.protocol.frames import Mode
-from rowlock.v1.errors import Reason
+from rowlock.v1.errors import OwnerError, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_BYTES = 2 * 32 * 128
 """Of the tiny model: two layers, 32 tokens."""
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[OwnerHarness]:
+    """Who computes its prompts itself: the reference."""
+    with running_owner(tmp_path_factory.mktemp("local") / "state", tiny) as harness:
+        yield harness
+
+
+def pool_of(pages: int) -> dict[str, object]:
+    """Settings of an owner with so many pages."""
+    return {"cache": CacheLimits(cache_bytes=pages * PAGE_BYTES, page_tokens=32)}
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the device is asked for: a step of decoding, or a copy of K/V."""
+    asked: list[str] = []
+    advance, write = DecoderRuntime.advance, DecoderImport.write
+
+    def advanced(self: DecoderRuntime, sequences: list[Sequence]) -> list[Step]:
+        steps = advance(self, sequences)
+        asked.append("step")
+        return steps
+
+    def written(self: DecoderImport, *states: Any) -> None:
+        write(self, *states)
+        asked.append("import")
+
+    monkeypatch.setattr(DecoderRuntime, "advance", advanced)
+    monkeypatch.setattr(DecoderImport, "write", written)
+    return asked
+
+
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_the_next_prompt_is_imported_between_steps_of_the_one_that_runs(
-    tmp_path: Path, tiny: Path, prefetch: bool
+    tmp_path: Path, tiny: Path, local: OwnerHarness, trace: list[str], prefetch: bool
 ) -> None:
     """One place: the second request cannot run before the first has ended, but its prompt can be here."""
-    with remote_owner(tmp_path / "state", tiny, owner={"slots": 1}, mode=Mode.STREAM, prefetch=prefetch) as remote:
+    expected = [local.tokens("hello", 1500), local.tokens("a" * 40, 4)]
+    trace.clear()
+    stream = {"mode": Mode.STREAM, "layers_per_span": 1}
+    with remote_owner(tmp_path / "state", tiny, owner={"slots": 1}, prefetch=prefetch, **stream) as remote:
         first = remote.ask("hello", 1500)
         if prefetch:
             first.wait_token()
         second = remote.ask("a" * 40, 4)
-        first.wait_token()
-        if not prefetch:
-            remote.until(lambda view: view.live == 0)
-            assert remote.view.counters.remote == 1, "the second was asked for ahead"
-        first.wait()
-        ended = remote.prefiller._now_ns()
-        second.wait()
+        assert [first.wait(), second.wait()] == expected
         remote.settle()
-        one, two = list(remote.prefiller.timelines)
-        assert one.admitted < two.admitted
-        copied = [stop for _, stop, _ in two.copies]
-        if prefetch:
-            assert one.admitted < min(copied)
-            assert max(copied) < ended, "the second prompt was here while the first request still ran"
-        else:
-            assert two.begun > one.admitted
+        remote.check_counters(2)
+    own, others = [index for index, what in enumerate(trace) if what == "import"][:2], trace.count("import") - 2
+    assert own == [0, 1], "the prompt of the first, layer by layer"
+    steps = [index for index, what in enumerate(trace) if what == "step"]
+    last_of_first = steps[1498]  # its first token came with its prompt
+    between = trace[steps[0] : last_of_first].count("import")
+    assert others == 2
+    assert between == (2 if prefetch else 0), "a prompt is imported between two steps of another request, or after all"
 
 
-def test_a_pool_of_exactly_what_waits_is_enough(tmp_path: Path, tiny: Path) -> None:
-    owner = {"cache": CacheLimits(cache_bytes=4 * PAGE_BYTES, page_tokens=32)}
-    with remote_owner(tmp_path / "state", tiny, owner=owner, mode=Mode.STREAM) as remote:
-        assert remote.harness.core.resident.runtime.cache.groups[0].pages == 4
-        alone = [remote.ask(text, 20).wait() for text in ("a" * 40, "b" * 40, "c" * 40, "d" * 40)]
-        together = [remote.ask(text, 20) for text in ("a" * 40, "b" * 40, "c" * 40, "d" * 40)]
+@pytest.mark.parametrize("survivor", [False, True])
+def test_a_pool_of_exactly_what_waits_is_enough(
+    tmp_path: Path, tiny: Path, local: OwnerHarness, survivor: bool
+) -> None:
+    texts = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
+    alone, long = [local.tokens(text, 20) for text in texts], local.tokens("s" * 30, 512)
+    pages = 4 + 17 * survivor
+    with remote_owner(tmp_path / "state", tiny, owner=pool_of(pages), mode=Mode.STREAM) as remote:
+        assert remote.harness.core.resident.runtime.cache.groups[0].pages == pages
+        running = remote.ask("s" * 30, 512) if survivor else None
+        together = [remote.ask(text, 20) for text in texts]
         assert [answer.wait() for answer in together] == alone
-        too_long = fails(remote.ask("e" * 120, 20))
+        too_long = fails(remote.ask("e" * 32 * pages, 20))
         assert too_long.reason is Reason.CACHE_EXCEEDED
-        assert "4" in str(too_long)
-        assert remote.ask("a" * 40, 20).wait() == alone[0]
+        assert f"the cache has {pages}" in str(too_long)
+        assert remote.ask(texts[0], 20).wait() == alone[0]
+        assert running is None or running.wait() == long
         remote.settle()
-        assert remote.view.counters.failed == 0
+        remote.check_counters(5 + survivor)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_prompt_that_is_ahead_gives_its_pages_to_requests_that_run(
+    tmp_path: Path, tiny: Path, local: OwnerHarness, slots: int
+) -> None:
+    """Those that run find no page, and nothing else runs; who is ahead has no place while they have them."""
+    running = [letter * 20 for letter in "ab"[:slots]]
+    expected = [local.tokens(text, 100) for text in running], local.tokens("c" * 40, 4)
+    with remote_owner(tmp_path / "state", tiny, owner={"slots": slots, **pool_of(4)}, mode=Mode.STREAM) as remote:
+        first = [remote.ask(text, 100) for text in running]
+        for answer in first:
+            answer.wait_token()
+        ahead = remote.ask("c" * 40, 4)
+        assert ([answer.wait() for answer in first], ahead.wait()) == expected
+        remote.settle()
+        remote.check_counters(slots + 1)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(2, 12))])
+def test_whatever_comes_when_every_request_ends_with_its_own_tokens(
+    tmp_path: Path, tiny: Path, local: OwnerHarness, seed: int
+) -> None:
+    """Few places, few pages, many requests, some of which are given up."""
+    dice = random.Random(seed)
+    slots, pages = dice.randint(1, 3), dice.randint(4, 8)
+    settings: dict[str, Any] = {"mode": Mode.STREAM, "layers_per_span": 1, "chunk": dice.choice((0, 20))}
+    with remote_owner(tmp_path / "state", tiny, owner={"slots": slots, **pool_of(pages)}, **settings) as remote:
+        asked = []
+        for _ in range(40):
+            prompt, given_up = chr(dice.randint(97, 122)) * dice.randint(1, 60), GivenUp()
+            count = dice.choice((1, dice.randint(2, 128 - len(prompt))))
+            asked.append((prompt, count, given_up, remote.ask(prompt, count, cancelled=given_up)))
+            if dice.random() < 0.2:
+                dice.choice(asked)[2].set()
+            time.sleep(dice.choice((0, 0, 0.003)))
+        for prompt, count, given_up, answer in asked:
+            if given_up.is_set():
+                with contextlib.suppress(OwnerError):
+                    answer.wait()
+            else:
+                assert answer.wait() == local.tokens(prompt, count)
+        remote.settle()
+        assert (remote.view.counters.failed, remote.view.counters.fallbacks) == (0, 0)
 
 
 @pytest.mark.campaign

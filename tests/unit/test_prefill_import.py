@@ -297,6 +297,7 @@ def test_frames_out_of_turn_fail_the_request(deliver: Callable[..., Delivery]) -
         (lambda d: [d.memory(RequestLayout(GEOMETRY, 18, (0, 0)))], "memory has"),
         (lambda d: [Arrival(Memory(5, GENERATION, 9), reason="memory: seals are 0x0")], "seals are 0x0"),
         (lambda d: [Failed(5, GENERATION, Refusal.COMPUTE, "too hot")], "too hot"),
+        (lambda d: [Failed(5, 6, Refusal.COMPUTE, "too hot")], "failed.generation is 6, wanted 7"),
     ]
     for frames, word in cases:
         delivery = deliver()
@@ -338,6 +339,17 @@ def test_what_is_resident_is_checked_when_it_is_admitted(deliver: Callable[..., 
         with pytest.raises(OwnerError, match="computed for generation 7") as caught:
             delivery.admit(**changes)
         assert caught.value.reason is Reason.SOURCE_FAILED
+
+
+def test_what_cannot_be_fenced_is_not_admitted(deliver: Callable[..., Delivery], pool: Pool) -> None:
+    delivery = deliver()
+    delivery.send_all()
+    pool.fences.append(DeviceError(DeviceFault.TIMEOUT, "no answer"))
+    with pytest.raises(DeviceError, match="no answer"):
+        delivery.admit()
+    assert delivery.item.error is not None
+    assert delivery.item.error.reason is Reason.DEVICE_FAILED
+    assert not any(len(group.prefixes) for group in pool.cache.groups), "nobody can find it"
 
 
 def test_pages_whose_copy_cannot_be_proved_to_have_ended_are_never_used_again(

@@ -240,11 +240,41 @@ def test_torch_reuses_nothing() -> None:
 def test_k_v_of_before_a_write_is_not_let_in(tiny: Path) -> None:
     binding = CpuBinding(threads=1)
     runtime = loaded(binding, tiny)
-    logits = torch.zeros(257)
-    runtime.admit(runtime.reserve((1, 2, 3), 8), Sampling(), logits)[0].close()
-    late, embed = runtime.reserve((1, 2, 3), 8), runtime.allocations["embed"]
+    logits = np.zeros(257, np.int16)
+    runtime.importer.open((1, 2, 3), Sampling(), 8).admit(logits)[0].close()
+    late, embed = runtime.importer.open((1, 2, 3), Sampling(), 8), runtime.allocations["embed"]
     binding.memory.write_rows(embed, 0, np.zeros(embed.parent.row_bytes, np.uint8))
     with pytest.raises(DeviceError, match="weights were written"):
-        runtime.admit(late, Sampling(), logits)
+        late.admit(logits)
     late.release()
+    binding.close()
+
+
+NOT_A_NUMBER = 0x7FC0
+
+
+def test_what_gave_logits_that_are_not_finite_is_not_found_by_others(tiny: Path) -> None:
+    """Whether a prompt was computed elsewhere or here."""
+    binding = CpuBinding(threads=1)
+    runtime = loaded(binding, tiny)
+    prompt = tuple(range(100))
+    logits = np.zeros(260, np.int16)
+    for good in (True, False):
+        logits[3] = 0 if good else NOT_A_NUMBER
+        sequence, step = runtime.importer.open(prompt, Sampling(), 110).admit(logits)
+        sequence.close()
+        assert isinstance(step, int if good else DeviceError)
+        again = runtime.importer.open(prompt, Sampling(), 110)
+        assert (again.wanted(0).start > 0) is good
+        again.release()
+    norm = runtime.allocations["norm"]
+    binding.memory.write_rows(norm, 0, np.full(norm.parent.row_bytes // 2, NOT_A_NUMBER, np.uint16).view(np.uint8))
+    local = runtime.open_sequence(prompt, Sampling(), 110)
+    (step,) = runtime.advance([local])
+    assert isinstance(step, DeviceError)
+    local.close()
+    again = runtime.importer.open(prompt, Sampling(), 110)
+    assert again.wanted(0).start == 0
+    again.release()
+    runtime._current_cache().check_integrity()
     binding.close()

@@ -123,9 +123,10 @@ class PagedCache:
         assert not any(table.held), "a table that leaves holds pages"
         self._holders.remove(table)
 
-    def has_room(self, tokens: int) -> bool:
-        """Whether a sequence could now have pages for so many tokens."""
-        return all(pages.available >= self.geometry.most_pages(pages.group, tokens) for pages in self.groups)
+    def has_room(self, *tokens: int) -> bool:
+        """Whether sequences could now have pages for so many tokens each."""
+        most = self.geometry.most_pages
+        return all(pages.available >= sum(most(pages.group, item) for item in tokens) for pages in self.groups)
 
     def lacking(self, tokens: int) -> str:
         """Why a sequence of so many tokens could never fit, or empty."""

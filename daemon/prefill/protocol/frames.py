@@ -90,7 +90,8 @@ class Prefill:
         program: digest of the program, 32 bytes, that the source must have resident.
         weights: root of the weights, 32 bytes, likewise.
         mode: when spans are announced.
-        layers_per_span: layers computed at a time by a source that streams, and so of a span, at most.
+        layers_per_span: layers computed at a time by a source that streams, and so of a span, at most. For a whole
+            result they are the source's own choice.
         chunk: tokens computed at a time, likewise; 0 is all.
         firsts: of each cache group, the first position that is wanted.
         tokens: the whole prompt.

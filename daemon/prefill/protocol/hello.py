@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ T = TypeVar("T")
 SIZE_MAX: Final = 2**31 - 1
 LAYERS_MAX: Final = 1024
 NAME_MAX: Final = 200
+WIDTHS_MAX: Final = 200
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def parse_hello(hello: Hello) -> SourceFacts:
     windows = _list(fields, "windows", LAYERS_MAX, _window)
     if len(windows) != _size(fields["layers"], "layers"):
         raise _malformed("windows", windows, f"one entry for each of the {fields['layers']} layers")
-    widths = _list(fields, "widths", NAME_MAX, _size)
+    widths = _list(fields, "widths", WIDTHS_MAX, _size)
     if list(widths) != sorted(set(widths)) or widths[-1] > TOKENS_MAX:
         raise _malformed("widths", widths, f"ascending numbers up to {TOKENS_MAX}")
     geometry = Geometry(
@@ -158,19 +160,20 @@ def _choice(value: Any, name: str) -> str:
 
 
 def _name(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= NAME_MAX:
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_MAX or any(map(_is_surrogate, value)):
         raise _malformed("name", value, f"a text of 1 to {NAME_MAX} characters")
     return value
 
 
+def _is_surrogate(character: str) -> bool:
+    """Half of a character, which no UTF-8 can hold, but JSON can."""
+    return 0xD800 <= ord(character) < 0xE000
+
+
 def _digest(value: Any, name: str) -> bytes:
-    try:
-        digest = bytes.fromhex(value) if isinstance(value, str) else b""
-    except ValueError:
-        digest = b""
-    if len(digest) != DIGEST_BYTES:
-        raise _malformed(name, value, f"{DIGEST_BYTES} bytes in hex")
-    return digest
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}", value):
+        raise _malformed(name, value, f"{2 * DIGEST_BYTES} hex digits")
+    return bytes.fromhex(value)
 
 
 def _malformed(name: str, value: Any, wanted: str) -> FrameError:
