@@ -120,8 +120,9 @@ def source_lines(source: owner_pb2.Source) -> list[str]:
     """Who computes prompts for the owner, as people read it."""
     process = f", pid {source.pid}" if source.pid else ""
     reason = f": {source.reason}" if source.reason else ""
+    imported = f"{source.prompts_imported} imported ({source.spans_imported} spans, {size(source.bytes_imported)})"
     prompts = (
-        f"    prompts  {source.prompts_imported} imported, {source.prompts_live} live, {source.prompts_failed} failed, "
-        f"{source.local_fallbacks} computed here instead"
+        f"    prompts  {imported}, "
+        f"{source.prompts_live} live, {source.prompts_failed} failed, {source.local_fallbacks} computed here instead"
     )
     return [f"  source     {source.state}{process}, {source.mode}, {source.restarts} restarts{reason}", prompts]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +49,8 @@ class Remote:
 
     def until_spans(self, count: int) -> None:
         """Until the one prompt on its way has so many spans here."""
-        self.until(lambda view: view.live == 1 and next(iter(self.prefiller._live.values())).spans >= count)
+        live = self.prefiller._live
+        self.until(lambda view: view.live == 1 and [item.spans >= count for item in list(live.values())] == [True])
 
     def ready(self) -> SourceView:
         self.turn()
@@ -118,3 +121,32 @@ def until_nothing_is_open(process: str) -> None:
         assert time.monotonic() < deadline, found
         gc.collect()
         time.sleep(0.02)
+
+
+def order(orders: Path, fault: str, at: int | None = 0) -> None:
+    """Have a saboteur do wrong, see there."""
+    waiting = orders.with_suffix(".new")
+    waiting.write_text(json.dumps({"fault": fault, "at": at}))
+    waiting.rename(orders)
+
+
+class Gate:
+    """Holds a source up at a span, until it is opened."""
+
+    def __init__(self, orders: Path) -> None:
+        self._orders = orders
+        self._path = orders.with_suffix(".gate")
+        self._path.unlink(missing_ok=True)
+        os.mkfifo(self._path)
+
+    def close_at(self, span: int) -> None:
+        order(self._orders, "gate", span)
+
+    def wait(self) -> None:
+        """Until the source is there."""
+        while self._orders.exists():
+            time.sleep(0.005)
+
+    def open(self) -> None:
+        with open(self._path, "w"):
+            """The source has it open for reading now, and goes on."""

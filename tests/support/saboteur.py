@@ -28,11 +28,13 @@ from rowlock.daemon.prefill.protocol.frames import (
     VERSION,
     Done,
     Frame,
+    Hello,
     Memory,
     Release,
     Span,
     pack,
 )
+from rowlock.daemon.prefill.protocol.hello import parse_hello
 from rowlock.daemon.prefill.protocol.link import Link
 
 SPAN_FAULTS: dict[str, Callable[[Span], list[Span]]] = {
@@ -44,6 +46,7 @@ SPAN_FAULTS: dict[str, Callable[[Span], list[Span]]] = {
     "wrong dtype": lambda span: [replace(span, dtype=3)],
     "wrong shape": lambda span: [replace(span, kv_heads=span.kv_heads + 1)],
     "wrong generation": lambda span: [replace(span, generation=span.generation + 1)],
+    "another's request": lambda span: [replace(span, request=span.request + 1)],
 }
 """What a span becomes: each is that request's own failure."""
 LINK_FAULTS: dict[str, Callable[[Span], bytes]] = {
@@ -65,11 +68,13 @@ class Saboteur:
         self._orders = orders
         self._send = send
         self._spans = 0
-        self.deaf = False
+        self._vocab = 0
 
     def send(self, link: Link, frame: Frame, fd: int = -1, *, wait: bool = True) -> None:
         if isinstance(frame, Memory):
             self._spans = 0
+        if isinstance(frame, Hello):
+            self._vocab = parse_hello(frame).geometry.vocab
         order = self._order(frame)
         if isinstance(frame, Span):
             self._spans += 1
@@ -103,7 +108,7 @@ class Saboteur:
                 """Somebody has opened it."""
             self._send(link, frame)
         elif fault == "early done":
-            self._send(link, Done(frame.request, frame.generation, self._spans - 1, frame.dtype, 1, 0))
+            self._send(link, Done(frame.request, frame.generation, self._spans - 1, frame.dtype, self._vocab, 0))
         else:
             assert fault == "two dones", fault
             self._send(link, frame)

@@ -16,18 +16,21 @@ from support.commands import rowlock
 from support.daemons import answer, owner
 from support.http import HTTP, url_of
 from support.owners import OwnerHarness, running_owner
-from support.prefilling import fails, remote_owner
+from support.prefilling import Gate, fails, remote_owner, until_nothing_is_open
 
 from rowlock.bindings.device import Sequence, Step
 from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.model.importing import DecoderImport
 from rowlock.bindings.model.runtime import DecoderRuntime
+from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.daemon.owner.requests import GivenUp
 from rowlock.daemon.prefill.protocol.frames import Mode
+from rowlock.v1 import inference_pb2, owner_pb2
 from rowlock.v1.errors import OwnerError, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
 PAGE_BYTES = 2 * 32 * 128
 """Of the tiny model: two layers, 32 tokens."""
 
@@ -193,9 +196,12 @@ def answers(tiny: Path, tmp_path: Path) -> Callable[[str, list[str]], dict[str, 
             assert source.prompts_imported == (6 if options else 0)
             assert (source.prompts_failed, source.local_fallbacks) == (0, 0)
             if options:
-                shown = rowlock("status", endpoint=daemon.client.endpoint).out
-                assert "source     READY" in shown
-                assert "6 imported" in shown
+                assert source.mode == name
+                assert source.spans_imported == (12 if name == "stream" else 6), "two layers, each or both"
+                for command in ("status", "describe"):
+                    shown = rowlock(command, endpoint=daemon.client.endpoint).out
+                    assert "source     READY, pid" in shown
+                    assert f"6 imported ({source.spans_imported} spans, " in shown
                 metrics = httpx.get(f"{url_of(daemon)}/metrics").text
                 assert 'rowlock_source_state{state="READY"} 1.0' in metrics
                 assert 'rowlock_prefill_prompts_total{outcome="imported"} 6.0' in metrics
@@ -210,3 +216,71 @@ def test_every_door_gives_the_same_whoever_computes_the_prompts(
     native = answers("native", [])
     assert answers("whole", ["--prefill", "subprocess"]) == native
     assert answers("stream", ["--prefill", "subprocess", "--prefill-stream-layers", "1"]) == native
+
+
+def source_file(tmp_path: Path, **keys: object) -> list[str]:
+    """Options of a daemon with such a source."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items() if not isinstance(value, dict)]
+    lines += [
+        f"{key} = {{{', '.join(f'{a} = {json.dumps(b)}' for a, b in value.items())}}}"
+        for key, value in keys.items()
+        if isinstance(value, dict)
+    ]
+    (tmp_path / "rowlock.toml").write_text("\n".join(["[prefill]", 'source = "subprocess"', *lines]))
+    return ["--config", str(tmp_path / "rowlock.toml")]
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_source_that_is_away_is_shown_everywhere(tmp_path: Path, tiny: Path, fallback: bool) -> None:
+    options = [*HTTP, "--checkpoint", str(tiny), *source_file(tmp_path, python="/no/such/python", fallback=fallback)]
+    with DaemonProcess(tmp_path / "state", options) as daemon:
+        while (source := owner(daemon).source).state != "ABSENT":
+            time.sleep(0.05)
+        assert "No such file or directory: '/no/such/python'" in source.reason
+        if fallback:
+            assert len(answer(daemon)[0]) == 8
+        else:
+            with pytest.raises(ClientError, match="No such file"):
+                answer(daemon)
+        shown = rowlock("status", endpoint=daemon.client.endpoint).out
+        assert "source     ABSENT, whole" in shown
+        assert "/no/such/python" in shown
+        assert f"{int(fallback)} computed here instead" in shown
+        metrics = httpx.get(f"{url_of(daemon)}/metrics").text
+        assert 'rowlock_source_state{state="ABSENT"} 1.0' in metrics
+        assert 'rowlock_source_state{state="READY"} 0.0' in metrics
+        assert f'rowlock_prefill_prompts_total{{outcome="computed_here"}} {float(fallback)}' in metrics
+
+
+@pytest.mark.parametrize("door", ["gRPC", "HTTP"])
+def test_a_client_that_hangs_up_before_its_first_token_leaves_nothing(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    """The source is held up after the first of two layers; nothing of it is left in either process."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    orders = tmp_path / "orders.json"
+    options = {"factory": "support.saboteur:create", "options": {"orders": str(orders)}, "stream_layers": 1}
+    arguments = [*HTTP, "--checkpoint", str(tiny), *source_file(tmp_path, **options)]
+    with DaemonProcess(tmp_path / "state", arguments) as daemon:
+        expected = answer(daemon)
+        gate = Gate(orders)
+        gate.close_at(1)
+        body = {"model": "rowlock", "prompt": "a" * 40, "max_tokens": 24, "stream": True}
+        if door == "HTTP":
+            with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=5) as client:
+                client.post(f"{url_of(daemon)}/v1/completions", json=body)
+        else:
+            request = inference_pb2.GenerateRequest(prompt="a" * 40, max_tokens=24)
+            call = daemon.client.inference.Generate(request)
+            gate.wait()
+            call.cancel()
+        while owner(daemon).requests_active or owner(daemon).source.prompts_live:
+            time.sleep(0.02)
+        gate.open()
+        assert answer(daemon) == expected
+        described = daemon.client.call(daemon.client.owner.Describe, owner_pb2.DescribeRequest())
+        assert [group.in_use for group in described.cache.groups] == [0]
+        source = owner(daemon).source
+        assert (source.prompts_imported, source.prompts_failed, source.local_fallbacks) == (2, 0, 0)
+        for process in (daemon.process.pid, source.pid):
+            until_nothing_is_open(str(process))

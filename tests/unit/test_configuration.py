@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from rowlock.bindings.model.cache.geometry import CacheLimits
 from rowlock.bindings.plan import TargetCheck, Verify
 from rowlock.daemon.config import ConfigError, build_settings, read_config
 from rowlock.daemon.owner.options import Drain
+from rowlock.daemon.prefill.protocol.frames import Mode
+from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.daemon.settings import HttpSettings
 
 GOOD = """
@@ -159,3 +162,64 @@ def test_doctor_says_what_is_there(tmp_path: Path) -> None:
     bad = rowlock("doctor", "--state", tmp_path / "state", ROWLOCK_RUNTIME_DIR=str(tmp_path))
     assert bad.code == 3
     assert "BAD  journal" in bad.out
+
+
+PREFILL = """
+[prefill]
+source = "subprocess"
+python = "/opt/npu/bin/python"
+factory = "my_npu.source:create"
+device = "npu:0,npu:1"
+threads = 3
+widths = [64, 4096]
+options = {partitions = "2"}
+memory_max = 1000000
+start_s = 5
+silence_s = 7.5
+stream_layers = 4
+stream_tokens = 256
+stream_from = 100
+prefetch = false
+fallback = true
+on_transition = "drop"
+"""
+
+
+def test_every_key_of_a_source_becomes_a_setting(tmp_path: Path) -> None:
+    source = SourceSettings(
+        "my_npu.source:create", "/opt/npu/bin/python", "npu:0,npu:1", 3, (64, 4096), {"partitions": "2"}, 1_000_000,
+        5.0, 7.5,
+    )  # fmt: skip
+    expected = PrefillSettings(source, Mode.STREAM, 4, 256, 100, prefetch=False, fallback=True, required=False)
+    read = read_config(write(tmp_path, PREFILL))
+    assert build_settings(read, {}).prefill == expected
+    more = build_settings(read, {"prefill_stream_layers": 2}).prefill
+    assert more == replace(expected, layers_per_span=2)
+    assert build_settings(read, {"prefill": "none"}).prefill is None
+    assert build_settings(read_config(write(tmp_path, PREFILL + "deferred = true\n")), {}).prefill == replace(
+        expected, mode=Mode.DEFERRED
+    )
+
+
+def test_whole_results_are_the_default() -> None:
+    assert build_settings({}, {}).prefill is None
+    assert build_settings({}, {"prefill": "subprocess"}).prefill == PrefillSettings()
+    assert (PrefillSettings().mode, PrefillSettings().fallback, PrefillSettings().prefetch) == (Mode.WHOLE, False, True)
+    streamed = build_settings({}, {"prefill": "subprocess", "prefill_stream_layers": 3}).prefill
+    assert streamed == PrefillSettings(mode=Mode.STREAM, layers_per_span=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "word"),
+    [
+        ("", {"prefill_stream_layers": 1}, "--prefill-stream-layers goes with --prefill subprocess"),
+        ('[prefill]\nsource = "subprocess"\nstream_tokens = 5', {}, "prefill.stream_tokens goes with"),
+        ('[prefill]\nsource = "subprocess"\nstream_from = 5', {}, "prefill.stream_from goes with"),
+        ("[prefill]\nstream_layers = 4294967296", {}, "a whole number from 1 to 1024"),
+        ("[prefill]\nstream_tokens = 4294967296", {}, "a whole number from 1 to 31744"),
+        ("[prefill]\nwidths = [4, 2]", {}, "ascending"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused(tmp_path: Path, text: str, given: dict[str, int], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        build_settings(read_config(write(tmp_path, text)), given)

@@ -142,9 +142,10 @@ def test_an_announcement_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("name", ""), ("program", "00"), ("weights", 5), ("dtype", "FP8"), ("layers", 4), ("layers", True),
-        ("windows", []), ("windows", [4, 4, 0, 4, None]), ("heads", 0), ("kv_heads", -1), ("head_dim", "8"),
-        ("vocab", 2**40), ("widths", [512, 128]), ("widths", [TOKENS_MAX + 1]), ("streams", 1), ("recurrent", None),
+        ("name", ""), ("name", "\ud800"), ("program", "00"), ("program", " " * 64 + "00" * 32), ("weights", 5),
+        ("dtype", "FP8"), ("layers", 4), ("layers", True), ("windows", []), ("windows", [4, 4, 0, 4, None]),
+        ("heads", 0), ("kv_heads", -1), ("head_dim", "8"), ("vocab", 2**40), ("widths", [512, 128]),
+        ("widths", [TOKENS_MAX + 1]), ("streams", 1), ("recurrent", None),
     ],
 )  # fmt: skip
 def test_a_bad_announcement_is_refused_by_field(field: str, value: Any) -> None:

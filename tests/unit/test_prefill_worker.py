@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.prefill import GEOMETRY, SyntheticEngine, logits_of, prefill_of, running_worker, states_of
 
+from rowlock.daemon.prefill import worker as worker_module
 from rowlock.daemon.prefill.engine import EngineError
 from rowlock.daemon.prefill.pacing import PacedEngine
 from rowlock.daemon.prefill.protocol.frames import Done, Failed, Frame, FrameError, Memory, Mode, Refusal, Release, Span
+from rowlock.daemon.prefill.protocol.link import Link
 from rowlock.daemon.prefill.protocol.memory import SourceMemory
 
 PROMPT = tuple(range(1, 14))
@@ -78,6 +81,51 @@ def test_a_refused_prompt_is_its_own_error_and_the_next_one_works(
         assert word in failed.text
         owner.link.send(prefill_of(2, PROMPT))
         assert isinstance(owner.until_end()[1], Done)
+
+
+def test_what_is_announced_lies_in_memory_by_then_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at on the source's own thread, in the moment of each announcement."""
+    prefill, seen = prefill_of(1, PROMPT, layers_per_span=1, chunk=4), []
+    place = worker_module._Answer._place
+    answers: list[worker_module._Answer] = []
+
+    def placed(self: worker_module._Answer, *where: Any) -> None:
+        answers[:] = [self]
+        place(self, *where)
+
+    def sent(self: Link, frame: Frame, *fd: int, **how: bool) -> None:
+        if isinstance(frame, Span):
+            seen.append((frame, states_in(answers[0], frame)))
+        send(self, frame, *fd, **how)
+
+    send = Link.send
+    monkeypatch.setattr(worker_module._Answer, "_place", placed)
+    monkeypatch.setattr(Link, "send", sent)
+    with running_worker(SyntheticEngine()) as owner:
+        send(owner.link, prefill)
+        owner.until_end()
+        assert len(seen) == 14
+        for span, states in seen:
+            expected = states_of(PROMPT, span.layer)[:, :, span.token : span.token_stop]
+            assert (states == expected).all(), f"{span} was announced too early"
+            assert (owner.states(prefill, span)[0] == expected).all(), f"{span} has changed since"
+
+
+def states_in(answer: worker_module._Answer, span: Span) -> np.ndarray:
+    """Of one layer, as they lie in the source's memory now."""
+    layout = answer.layout
+    region = answer._values[layout.offsets[span.layer] // 2 : layout.offsets[span.layer + 1] // 2]
+    shaped = region.reshape(2, GEOMETRY.kv_heads, -1, GEOMETRY.head_dim)
+    first = layout.first(span.layer)
+    return shaped[:, :, span.token - first : span.token_stop - first].copy()
+
+
+def test_a_list_of_tokens_will_do_too() -> None:
+    with running_worker(SyntheticEngine()) as owner:
+        prefill = prefill_of(1, cast(Any, list(PROMPT)))
+        owner.link.send(prefill)
+        assert isinstance(owner.until_end()[1], Done)
+        assert (owner.logits(prefill) == logits_of(PROMPT)).all()
 
 
 def test_a_prompt_is_given_the_next_width() -> None:
