@@ -73,7 +73,7 @@ def _plan(**changes: Any) -> Callable[[list[dict[str, Any]]], None]:
 
 def _paced(records: list[dict[str, Any]]) -> None:
     records[:] = [{**record, "pace_ms": 20.0} for record in records]
-    where(records, kind="import", arm="stream")["spans_before_computed"] = 5
+    where(records, kind="import", arm="stream", index=0)["spans_before_computed"] = 4
 
 
 def _other_order(records: list[dict[str, Any]]) -> None:
@@ -106,7 +106,7 @@ def _other_order(records: list[dict[str, Any]]) -> None:
         (_set("request", token_s=[0.5]), "1 tokens of 2"),
         (_set("request", token_s=[0.5, 1.5]), "outlasts"),
         (_set("import", spans_before_computed=1), "before the source was done"),
-        (_paced, "5 of 10 spans before the paced source"),
+        (_paced, "10 of 20 spans before the paced source"),
         (_set("import", exposed_copy_ns=51), "more than the whole"),
         (_set("request", answer=[9, 9]), "answer differently"),
         (_set("import", place=1), "take turns"),
