@@ -93,7 +93,7 @@ def _check_run(records: list[Record]) -> None:
 
 def _check_turns(where: str, records: list[Record]) -> None:
     """The arms alternate: another one begins each run, and none begins before the one before it has ended."""
-    ends = []
+    ends: list[int] = []
     for place in range(len(ARMS)):
         imports = [item for item in records if item["kind"] == "import" and item["place"] == place]
         if {item["arm"] for item in imports} != {ARMS[(place + records[0]["run"]) % len(ARMS)]}:
