@@ -37,7 +37,8 @@ signals: $(READY)
 
 # Prompts computed by a source process: every way to cut them, every fault, every transition.
 prefill: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
-	$(BIN)/python -m pytest -m "campaign or not campaign" tests/model/test_prefill_exact.py tests/system/test_prefill*.py
+	$(BIN)/python -m pytest -m "campaign or not campaign" --numprocesses $(WORKERS) --dist loadfile \
+		tests/model/test_prefill_exact.py tests/system/test_prefill*.py
 
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)

@@ -258,7 +258,7 @@ class Owner:
         if was_open and self._mailbox.closed:
             return  # jobs are told of the end before they take another step
         if core.quarantined:
-            core.scheduler.fail_all(OwnerError(Reason.QUARANTINED, core.quarantined))
+            core.scheduler.fail_all(OwnerError(Reason.QUARANTINED, core.quarantined), abandon=True)
         else:
             if core.prefiller is not None:
                 core.prefiller.follow(core.resident)
@@ -282,7 +282,7 @@ class Owner:
             error = OwnerError(Reason.QUARANTINED, self._core.quarantined)
         self._mailbox.close(error)
         self._promises.fail_all(error)
-        self._core.scheduler.fail_all(error)
+        self._core.scheduler.fail_all(error, abandon=bool(self._core.quarantined))
         if self._core.prefiller is not None:
             self._core.prefiller.close()
         self._transitions.abandon()

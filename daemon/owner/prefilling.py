@@ -85,8 +85,13 @@ class RemotePrompt(Protocol):
         """
         ...
 
-    def end(self) -> None:
-        """It is not wanted any more. Idempotent; nothing after ``admit``."""
+    def end(self, *, abandon: bool = False) -> None:
+        """It is not wanted any more. Idempotent; nothing after ``admit``.
+
+        Args:
+            abandon: do not ask the device whether its copies have ended; its pages are given up.
+
+        """
         ...
 
 

@@ -174,21 +174,21 @@ class Scheduler:
                 self._advance(resident.runtime)
         self.check_integrity()
 
-    def fail_all(self, error: Exception) -> None:
-        """End every request, active or waiting, with an error."""
+    def fail_all(self, error: Exception, *, abandon: bool = False) -> None:
+        """End every request, active or waiting, with an error; with ``abandon`` the device is not asked anything."""
         if self._admitting is not None:
             self._admitting.sink.failed(error)
             self._admitting = None
-        self.cancel_active(error)
+        self.cancel_active(error, abandon=abandon)
         self.fail_waiting(error)
 
-    def cancel_active(self, error: Exception) -> None:
+    def cancel_active(self, error: Exception, *, abandon: bool = False) -> None:
         """End every running request with an error."""
         for active in self._leased:
             self._end(active)
             active.request.sink.failed(error)
         for item in self._importing:
-            self._end_import(item, error)
+            self._end_import(item, error, abandon=abandon)
 
     @property
     def leases(self) -> tuple[LeaseHeld, ...]:
@@ -309,10 +309,10 @@ class Scheduler:
             if item.remote.error is not None:
                 self._end_import(item, item.remote.error)
 
-    def _end_import(self, item: Importing, error: Exception) -> None:
+    def _end_import(self, item: Importing, error: Exception, *, abandon: bool = False) -> None:
         assert self._imports is not None
         self._imports.items.remove(item)
-        item.remote.end()
+        item.remote.end(abandon=abandon)
         item.request.sink.failed(error)
 
     def _readmit(self, runtime: Runtime) -> None:

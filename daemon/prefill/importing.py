@@ -138,13 +138,11 @@ class ImportedPrompt:
         """It will not come: the first reason counts."""
         self.error = self.error or error
 
-    def end(self) -> None:
+    def end(self, *, abandon: bool = False) -> None:
         """See :meth:`rowlock.daemon.owner.prefilling.RemotePrompt.end`."""
         if not self.open:
             return
-        try:
-            self._importer.fence()
-        except DeviceError:
+        if abandon or not self._fenced():
             self._room.quarantine()
             self.quarantined = True
         else:
@@ -162,6 +160,14 @@ class ImportedPrompt:
         self.timeline.admitted = self._now_ns()
         self._close()
         return sequence, step
+
+    def _fenced(self) -> bool:
+        """Whether every copy is proved to have ended."""
+        try:
+            self._importer.fence()
+        except DeviceError:
+            return False
+        return True
 
     def _close(self) -> None:
         self.open = False

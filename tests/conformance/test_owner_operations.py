@@ -11,6 +11,7 @@ from support.daemons import owner, transition
 from support.devices import device_of_owners
 from support.reference import cpu_tokens
 
+from rowlock.cli.client import ClientError
 from rowlock.cli.daemon_process import DaemonProcess
 from rowlock.v1 import inference_pb2, owner_pb2
 
@@ -21,12 +22,15 @@ TOKENS = 8
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[DaemonProcess]:
     """One daemon for the module: each test leaves it on the base checkpoint."""
-    device = device_of_owners()
-    options = ["--checkpoint", str(tiny), "--threads", "1", "--device", device.settings["device"]]
-    if device.settings.get("without_hardware"):
-        options.append("--without-hardware")
-    with DaemonProcess(tmp_path_factory.mktemp("daemon"), options, device.environment()) as process:
+    with DaemonProcess(tmp_path_factory.mktemp("daemon"), options(tiny), device_of_owners().environment()) as process:
         yield process
+
+
+def options(checkpoint: Path) -> list[str]:
+    """Of a daemon on the device of the run."""
+    settings = device_of_owners().settings
+    found = ["--checkpoint", str(checkpoint), "--threads", "1", "--device", settings["device"]]
+    return [*found, "--without-hardware"] if settings.get("without_hardware") else found
 
 
 @pytest.fixture
@@ -118,3 +122,25 @@ def test_rows_in_place_answer_like_a_fresh_load(daemon: DaemonProcess, tiny: Pat
     assert transition(daemon, target=str(target))[-1].record.level == owner_pb2.LEVEL_B2
     assert answer(daemon, target) == fresh
     assert transition(daemon, target=str(tiny))[-1].record.state == owner_pb2.TRANSITION_STATE_PUBLISHED
+
+
+IMPORT = {"cpu", "cuda"}
+"""Devices that take in K/V of another."""
+
+
+def test_a_prompt_that_a_source_computes_is_answered_like_any_other_or_refused_at_the_start(
+    tmp_path: Path, tiny: Path
+) -> None:
+    device = device_of_owners()
+    remote = [*options(tiny), "--prefill", "subprocess", "--prefill-stream-layers", "1"]
+    if device.settings["device"].partition(":")[0] not in IMPORT:
+        with (
+            pytest.raises(ClientError, match="cannot import K/V"),
+            DaemonProcess(tmp_path, remote, device.environment()),
+        ):
+            pass
+        return
+    with DaemonProcess(tmp_path, remote, device.environment()) as daemon:
+        assert answer(daemon, tiny) == answer(daemon, tiny)
+        source = owner(daemon).source
+        assert (source.prompts_imported, source.prompts_failed, source.local_fallbacks) == (2, 0, 0)

@@ -18,6 +18,9 @@ from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.v1.errors import OwnerError
 from support.owners import WAIT_S, Answer, OwnerHarness, running_owner
 
+PROMPTS = ("hello", "a" * 31, "b" * 32, "c" * 33, "The quick brown fox. " * 9)
+SURVIVOR = "I will be here until the end. "
+SURVIVOR_TOKENS = 512
 DEADLINE_S = 30
 """For what takes milliseconds, or a second or two where a source has to be silent first."""
 
@@ -150,3 +153,27 @@ class Gate:
     def open(self) -> None:
         with open(self._path, "w"):
             """The source has it open for reading now, and goes on."""
+
+
+def local_answers(state: Path, checkpoint: Path) -> dict[str, list[int]]:
+    """Of an owner that computes its prompts itself: 24 tokens each, and those of a survivor."""
+    with running_owner(state, checkpoint) as local:
+        texts = {prompt: local.tokens(prompt, 24) for prompt in PROMPTS}
+        return {**texts, SURVIVOR: local.tokens(SURVIVOR, SURVIVOR_TOKENS)}
+
+
+class Survivor:
+    """A request that decodes while others fail; nothing of it may change."""
+
+    def __init__(self, remote: Remote, expected: dict[str, list[int]]) -> None:
+        remote.ready()
+        self._answer = remote.ask(SURVIVOR, SURVIVOR_TOKENS)
+        self._answer.wait_token()
+        self._expected = expected[SURVIVOR]
+
+    def still_runs(self) -> None:
+        """It did so while something else failed."""
+        assert self._answer.stopped is None, "it had ended before"
+
+    def check(self) -> None:
+        assert self._answer.wait() == self._expected

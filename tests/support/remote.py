@@ -96,7 +96,7 @@ class Pair:
         self._link = link
         hello = cast(Hello, self._next())
         self.facts = parse_hello(hello)
-        self._numbers = iter(range(1, 1 << 30))
+        self.prompts_computed = 0
         self._logits: list[torch.Tensor] = []
         self._watch_logits()
 
@@ -130,7 +130,8 @@ class Pair:
         room = importer.open(tuple(prompt), Sampling(), len(prompt) + count)
         identity = Identity(self.facts.program.hex(), "00" * 32, self.facts.weights.hex())
         lease = Lease(identity, GENERATION, cast(Text, None))
-        number = next(self._numbers)
+        self.prompts_computed += 1
+        number = self.prompts_computed
         item = ImportedPrompt(
             number, self.geometry, tuple(prompt), room, importer, lease, lambda _item: None, lambda: 1
         )
@@ -156,6 +157,39 @@ class Pair:
         imported.copy(1 << 40)
         assert imported.error is None, imported.error
         assert imported.complete
+
+    def together(self, prompts: Sequence[Sequence[int]], count: int, order: Order) -> list[Computed]:
+        """Several prompts asked for before any has come; all that came is taken in a certain order, then all done."""
+        items = {item.number: item for item in (self.begin(prompt, count, Mode.STREAM, 1, 20) for prompt in prompts)}
+        spans: list[Span] = []
+        ends: list[Done] = []
+        while len(ends) < len(items):
+            frame = self._next()
+            if isinstance(frame, Memory):
+                items[frame.request].take(Arrival(frame, self._memory))
+            elif isinstance(frame, Span):
+                spans.append(frame)
+            else:
+                ends.append(frame)
+        for frame in [*order(spans), *ends[::-1]]:
+            items[frame.request].take(Arrival(frame))
+            items[frame.request].copy(1 << 40)
+        found = {}
+        for item in reversed(items.values()):
+            assert item.complete, item.error
+            logits = np.array(item._logits()).view(np.int16)
+            sequence, token = self.admit(item)
+            computed = Computed(self._states(sequence, len(item.prompt)), logits, [cast(int, token)])
+            found[item.number] = (sequence, computed)
+        running = list(found.values())
+        while len(running[0][1].tokens) < count:
+            steps = self.runtime.advance([sequence for sequence, _ in running])
+            for (_, computed), step in zip(running, steps, strict=True):
+                computed.tokens.append(cast(int, step))
+        for sequence, _ in running:
+            sequence.close()
+        self.cache.check_integrity()
+        return [found[number][1] for number in items]
 
     def admit(self, imported: ImportedPrompt) -> tuple[Any, Any]:
         model = type("Model", (), {"identity": imported.lease.identity})
@@ -206,10 +240,11 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def pair_of(
-    checkpoint: Path, page_tokens: int = 32, widths: tuple[int, ...] = (128, 512, 2048), **extra: str
-) -> Iterator[Pair]:
+    checkpoint: Path, page_tokens: int = 32, widths: tuple[int, ...] = (128, 512, 2048), device: str = "cpu",
+    **extra: str,
+) -> Iterator[Pair]:  # fmt: skip
     """Both, until the block ends."""
-    engine = create(EngineOptions(checkpoint, threads=1, widths=widths, extra=extra))
+    engine = create(EngineOptions(checkpoint, device, threads=1, widths=widths, extra=extra))
     own, other = Link.pair()
     with ThreadPoolExecutor(1) as executor, other:
         done = executor.submit(Worker(Link(other), engine, 1 << 34).run)

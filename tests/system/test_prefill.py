@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.owners import OwnerHarness, running_owner
-from support.prefilling import Gate, Remote, fails, order, remote_owner
+from support.checkpoints import write_tiny
+from support.owners import running_owner
+from support.prefilling import PROMPTS, local_answers, remote_owner
 
 from rowlock.bindings.cpu.binding import CpuBinding
-from rowlock.bindings.device import DeviceError, DeviceFault, Sequence, Step
-from rowlock.bindings.model.cache.geometry import CacheLimits
-from rowlock.bindings.model.cache.pages import PagePool
-from rowlock.bindings.model.importing import DecoderImport
-from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.daemon import service as service_module
 from rowlock.daemon.environments import DeviceRefusedError
-from rowlock.daemon.owner.requests import GivenUp
-from rowlock.daemon.prefill import keeper as keeper_module
 from rowlock.daemon.prefill.protocol.frames import Mode
 from rowlock.daemon.settings import Settings
-from rowlock.v1.errors import Reason
-
-TESTS = Path(__file__).resolve().parents[1]
-PROMPTS = ("hello", "a" * 31, "b" * 32, "c" * 33, "The quick brown fox. " * 9)
-SURVIVOR = "I will be here until the end. "
-SURVIVOR_TOKENS = 512
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[OwnerHarness]:
-    """Who computes its prompts itself: the reference."""
-    with running_owner(tmp_path_factory.mktemp("local") / "state", tiny) as harness:
-        yield harness
-
-
-@pytest.fixture(scope="module")
-def expected(local: OwnerHarness) -> dict[str, list[int]]:
-    texts = {prompt: local.tokens(prompt, 24) for prompt in PROMPTS}
-    return {**texts, SURVIVOR: local.tokens(SURVIVOR, SURVIVOR_TOKENS)}
+def expected(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> dict[str, list[int]]:
+    return local_answers(tmp_path_factory.mktemp("local") / "state", tiny)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +34,7 @@ def expected(local: OwnerHarness) -> dict[str, list[int]]:
     ],
 )
 def test_answers_are_those_of_an_owner_that_computes_its_prompts_itself(
-    tmp_path: Path, tiny: Path, local: OwnerHarness, expected: dict[str, list[int]], prefill: dict[str, Any]
+    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], prefill: dict[str, Any]
 ) -> None:
     with remote_owner(tmp_path / "state", tiny, **prefill) as remote:
         answers = [remote.ask(prompt, 24) for prompt in PROMPTS]
@@ -64,263 +42,30 @@ def test_answers_are_those_of_an_owner_that_computes_its_prompts_itself(
         again = remote.ask(PROMPTS[-1], 24)  # its beginning is in pages already
         assert again.wait() == expected[PROMPTS[-1]]
         assert remote.ask("hello", 1).wait() == expected["hello"][:1]
-        stop = local.ask("hello", 24, ignore_eos=False)
-        assert remote.ask("hello", 24, ignore_eos=False).wait() == stop.wait()
         remote.settle()
-        remote.check_counters(len(PROMPTS) + 3)
+        remote.check_counters(len(PROMPTS) + 2)
 
 
-@pytest.fixture(scope="module")
-def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("orders") / "orders.json"
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory, tiny: Path, orders: Path) -> Iterator[Remote]:
-    """An owner that streams two layers one by one, from a source that does wrong when it is told to."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", str(TESTS))
-    patch.setattr(keeper_module, "BACKOFF_S", (0.0,))
-    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders)}, "silence_s": 2.0}
-    state = tmp_path_factory.mktemp("faulty") / "state"
-    try:
-        with remote_owner(state, tiny, source, mode=Mode.STREAM, layers_per_span=1) as remote:
-            yield remote
-    finally:
-        patch.undo()
-
-
-@pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take so long that a request outlasts the patience with a silent source."""
-    advance = DecoderRuntime.advance
-
-    def slowly(self: DecoderRuntime, sequences: list[Sequence]) -> list[Step]:
-        time.sleep(0.007)
-        return advance(self, sequences)
-
-    monkeypatch.setattr(DecoderRuntime, "advance", slowly)
-
-
-class Survivor:
-    """A request that decodes while others fail; nothing of it may change."""
-
-    def __init__(self, remote: Remote, expected: dict[str, list[int]]) -> None:
-        remote.ready()
-        self._answer = remote.ask(SURVIVOR, SURVIVOR_TOKENS)
-        self._answer.wait_token()
-        self._expected = expected[SURVIVOR]
-
-    def still_runs(self) -> None:
-        """It did so while something else failed."""
-        assert self._answer.stopped is None, "it had ended before"
-
-    def check(self) -> None:
-        assert self._answer.wait() == self._expected
-
-
-OWN_FAULTS = {
-    "drop": (0, "done.spans is 2, wanted 1"),
-    "duplicate": (0, "overlap"),
-    "overlap": (0, "overlap"),
-    "layer out of bounds": (0, "span.layer_stop is 1001"),
-    "token out of bounds": (0, "positions 0 to 6"),
-    "wrong dtype": (0, "span.dtype is 3"),
-    "wrong shape": (0, "span.kv_heads is 3"),
-    "wrong generation": (0, "span.generation is 2"),
-    "early done": (1, "done came before everything was there: layer 1 has 0 of 5 positions"),
-    "error": (0, "the device is tired"),
-}
-"""Faults that fail one prompt; the source goes on. At which span each happens, and what is said of it."""
-
-
-@pytest.mark.parametrize("fault", OWN_FAULTS)
-def test_a_span_that_cannot_be_right_fails_its_request_alone(
-    faulty: Remote, orders: Path, expected: dict[str, list[int]], fault: str
-) -> None:
-    at, words = OWN_FAULTS[fault]
-    survivor = Survivor(faulty, expected)
-    before = faulty.view
-    order(orders, fault, at)
-    failed, other = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
-    error = fails(failed)
-    survivor.still_runs()
-    assert error.reason is Reason.SOURCE_FAILED
-    assert words in str(error)
-    assert other.wait() == expected[PROMPTS[1]]
-    assert faulty.ask("hello", 24).wait() == expected["hello"]
-    survivor.check()
-    faulty.settle()
-    after = faulty.view
-    assert (after.pid, after.counters.failed) == (before.pid, before.counters.failed + 1)
-
-
-def test_a_span_under_the_number_of_another_live_request_fails_both_and_nobody_else(
-    faulty: Remote, orders: Path, expected: dict[str, list[int]]
-) -> None:
-    survivor = Survivor(faulty, expected)
-    gate = Gate(orders)
-    gate.close_at(0)
-    held = faulty.ask(PROMPTS[2], 24)
-    gate.wait()
-    failed, other = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
-    faulty.until(lambda view: view.live == 3)
-    order(orders, "another's request")
-    gate.open()
-    assert held.wait() == expected[PROMPTS[2]]
-    assert {fails(answer).reason for answer in (failed, other)} == {Reason.SOURCE_FAILED}
-    survivor.still_runs()
-    assert faulty.ask("hello", 24).wait() == expected["hello"]
-    survivor.check()
-    faulty.settle()
-
-
-def test_two_live_requests_under_one_id_are_two_requests(faulty: Remote, expected: dict[str, list[int]]) -> None:
-    """Whatever their clients call them. On the link each has a number of its own."""
-    survivor = Survivor(faulty, expected)
-    answers = [faulty.ask(prompt, 24) for prompt in PROMPTS]
-    assert [answer.wait() for answer in answers] == [expected[prompt] for prompt in PROMPTS]
-    survivor.check()
-    faulty.settle()
-
-
-def test_a_number_that_is_live_already_ends_the_source_and_nobody_else(
-    faulty: Remote, orders: Path, expected: dict[str, list[int]]
-) -> None:
-    survivor = Survivor(faulty, expected)
-    gate, before = Gate(orders), faulty.view
-    gate.close_at(0)
-    failed = faulty.ask("hello", 24)
-    gate.wait()
-    (item,) = faulty.prefiller._live.values()
-    keeper = faulty.prefiller._keeper
-    keeper.send(faulty.prefiller._order(item))
-    while keeper._outbox.first() is not None:
-        time.sleep(0.005)
-    gate.open()
-    error = fails(failed)
-    assert (error.reason, "closed its end" in str(error)) == (Reason.SOURCE_FAILED, True)
-    survivor.still_runs()
-    survivor.check()
-    assert faulty.ready().restarts == before.restarts + 1
-    assert faulty.ask("hello", 24).wait() == expected["hello"]
-    faulty.settle()
-
-
-def test_a_second_done_changes_nothing(faulty: Remote, orders: Path, expected: dict[str, list[int]]) -> None:
-    survivor = Survivor(faulty, expected)
-    late = faulty.view.counters.late
-    order(orders, "two dones", None)
-    assert faulty.ask("hello", 24).wait() == expected["hello"]
-    survivor.check()
-    faulty.until(lambda view: view.counters.late == late + 1)
-    faulty.settle()
-
-
-ENDING_FAULTS = {
-    "die": "closed its end",
-    "stop": "said nothing of the prompt that it has for 2.0 s",
-    "truncated": "span: 61 bytes, not 64",
-    "oversized": "a packet of more than 131072 bytes",
-    "unknown": "kind is 77, which there is not",
-    "nonsense": "is not one of this protocol",
-    "an owner's frame": "sent release, which only an owner does",
-    "wrong request": "which it was never asked for",
-}
-OFTEN = {("die", 1), ("stop", 1), ("unknown", 0), ("wrong request", 1)}
-
-
-@pytest.mark.usefixtures("slow_steps")
-@pytest.mark.parametrize(
-    ("fault", "at"),
-    [
-        pytest.param(fault, at, marks=() if (fault, at) in OFTEN else pytest.mark.campaign)
-        for fault in ENDING_FAULTS
-        for at in (0, 1)
-    ],
-)
-def test_a_source_that_ends_loses_its_prompts_and_is_started_again(
-    faulty: Remote, orders: Path, expected: dict[str, list[int]], fault: str, at: int
-) -> None:
-    survivor = Survivor(faulty, expected)
-    before = faulty.view
-    order(orders, fault, at)
-    failed, ahead = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
-    for answer in (failed, ahead):
-        error = fails(answer)
-        assert error.reason is Reason.SOURCE_FAILED
-        assert ENDING_FAULTS[fault] in str(error)
-    survivor.still_runs()
-    survivor.check()
-    again = faulty.ready()
-    assert again.pid != before.pid
-    assert again.restarts == before.restarts + 1
-    assert faulty.ask("hello", 24).wait() == expected["hello"]
-    faulty.settle()
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("slots", [8, 1], ids=["on its way", "prefetched"])
-def test_a_source_can_be_killed_after_every_span(
-    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, slots: int
-) -> None:
-    """Two layers in three pieces are six spans; killed at the seventh frame, it has only not said that it is done.
-
-    With one place, the survivor's, the prompt is computed ahead of its turn.
-    """
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    monkeypatch.setattr(keeper_module, "BACKOFF_S", (0.0,))
-    orders, prompt = tmp_path / "orders.json", "c" * 70
-    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders)}}
-    stream = {"mode": Mode.STREAM, "layers_per_span": 1, "chunk": 32}
-    with remote_owner(tmp_path / "state", tiny, source, {"slots": slots}, **stream) as remote:
-        wanted = remote.ask(prompt, 24).wait()
-        remote.harness.core.resident.runtime._inner._current_cache().forget_prefixes()
-        for span in range(7):
-            remote.turn()
-            imported = remote.view.counters.remote
-            survivor = Survivor(remote, expected)
-            before = remote.until(lambda view, imported=imported: view.counters.remote > imported)
-            order(orders, "die", span)
-            failed = remote.ask(prompt, 24)
-            error = fails(failed)
-            assert (error.reason, "closed its end" in str(error)) == (Reason.SOURCE_FAILED, True)
-            survivor.still_runs()
-            survivor.check()
-            after = remote.ready()
-            assert after.counters.spans - before.counters.spans == span, "it was killed at another span"
-            assert remote.ask(prompt, 24).wait() == wanted
-            remote.settle()
-            remote.harness.core.resident.runtime._inner._current_cache().forget_prefixes()
-        assert remote.view.restarts == 7
-
-
-def test_a_copy_that_fails_fails_its_request_alone(
-    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second copy of a prompt fails, at the device's boundary."""
-    write, copies = DecoderImport.write, []
-
-    def failing(self: DecoderImport, layer: int, first: int, states: Any) -> None:
-        if armed:
-            copies.append(layer)
-            if len(copies) == 2:
-                armed.clear()
-                raise DeviceError(DeviceFault.LOST, "the copy engine is gone")
-        write(self, layer, first, states)
-
-    armed: list[bool] = []
-    monkeypatch.setattr(DecoderImport, "write", failing)
-    with remote_owner(tmp_path / "state", tiny, mode=Mode.STREAM, layers_per_span=1) as remote:
-        survivor = Survivor(remote, expected)
-        armed.append(True)
-        error = fails(remote.ask("hello", 24))
-        assert (error.reason, "the copy engine is gone" in str(error)) == (Reason.DEVICE_FAILED, True)
-        survivor.still_runs()
-        assert remote.ask("hello", 24).wait() == expected["hello"]
-        survivor.check()
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("prefetch", [True, pytest.param(False, marks=pytest.mark.campaign)])
+def test_every_family_gets_its_own_tokens_however_many_ask_at_once(tmp_path: Path, family: str, prefetch: bool) -> None:
+    """With one place, so that prompts are there ahead of their turn, or not; and requests that end at once."""
+    plain = write_tiny(tmp_path / "plain", family=family)
+    with running_owner(tmp_path / "plain-state", plain) as owner:
+        expected = {prompt: owner.tokens(prompt, 32) for prompt in PROMPTS}
+    # the same weights, but the first token of an answer ends it
+    ending = write_tiny(tmp_path / "ending", family=family, eos_token_id=expected["hello"][0])
+    stream = {"mode": Mode.STREAM, "layers_per_span": 1, "chunk": 20}
+    with remote_owner(tmp_path / "state", ending, owner={"slots": 1}, prefetch=prefetch, **stream) as remote:
+        for count in (1, 2, 4):
+            remote.cache.forget_prefixes()
+            answers = [remote.ask(prompt, 32) for prompt in PROMPTS[:count]]
+            assert [answer.wait() for answer in answers] == [expected[prompt] for prompt in PROMPTS[:count]]
+        assert remote.ask("hello", 1).wait() == expected["hello"][:1]
+        ended = remote.ask("hello", 32, ignore_eos=False)
+        assert (ended.wait(), ended.stopped) == ([], True)
         remote.settle()
-        assert (remote.view.state, remote.view.counters.failed) == ("READY", 1)
+        remote.check_counters(1 + 2 + 4 + 2)
 
 
 def test_a_device_that_cannot_import_is_refused_at_the_start(
@@ -336,98 +81,3 @@ def test_a_device_that_cannot_import_is_refused_at_the_start(
     monkeypatch.setattr(service_module, "open_binding", without_imports)
     with pytest.raises(DeviceRefusedError, match=r"cannot import K/V.*--prefill none"), remote_owner(tmp_path, tiny):
         pass
-
-
-def test_pages_of_a_request_that_ended_are_lost_when_its_copies_cannot_be_fenced(
-    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    orders = tmp_path / "orders.json"
-    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders)}}
-    with remote_owner(tmp_path / "state", tiny, source, mode=Mode.STREAM, layers_per_span=1) as remote:
-        survivor, gate, gave_up = Survivor(remote, expected), Gate(orders), GivenUp()
-        gate.close_at(1)
-        answer = remote.ask("c" * 33, 24, cancelled=gave_up)
-        remote.until_spans(1)
-        (item,) = remote.prefiller._live.values()
-
-        def lost() -> None:
-            raise DeviceError(DeviceFault.TIMEOUT, "no answer")
-
-        item._importer.fence = lost
-        gave_up.set()
-        assert fails(answer).reason is Reason.CANCELLED
-        survivor.still_runs()
-        gate.open()
-        survivor.check()
-        assert remote.ask("hello", 24).wait() == expected["hello"]
-        remote.settle()
-        assert remote.view.counters.quarantined == 1
-        assert remote.cache.groups[0].use.quarantined == 2, "its pages are never used again"
-
-
-@pytest.mark.parametrize("deaf", ["", pytest.param("1", marks=pytest.mark.campaign)])
-def test_a_request_can_end_at_every_span_and_its_pages_serve_another_at_once(
-    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, deaf: str
-) -> None:
-    """The pool has room for one of them. A deaf source goes on with what nobody wants any more."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    orders = tmp_path / "orders.json"
-    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders), "deaf": deaf}, "silence_s": 30.0}
-    owner = {"cache": CacheLimits(cache_bytes=2 * 2 * 32 * 128, page_tokens=32)}
-    gate = Gate(orders)
-    with remote_owner(tmp_path / "state", tiny, source, owner, mode=Mode.STREAM, layers_per_span=1) as remote:
-        assert remote.harness.core.resident.runtime.cache.groups[0].pages == 2
-        for span in range(3):
-            gave_up = GivenUp()
-            gate.close_at(span)
-            answer = remote.ask("c" * 33, 24, cancelled=gave_up)
-            remote.until_spans(span)
-            gave_up.set()
-            assert fails(answer).reason is Reason.CANCELLED
-            other = remote.ask(PROMPTS[2], 24)
-            gate.open()
-            assert other.wait() == expected[PROMPTS[2]]
-            remote.settle()
-        if deaf:
-            assert remote.view.counters.late >= 6, "what it still sends is counted, and goes nowhere"
-        assert remote.view.state == "READY"
-
-
-def test_pages_of_a_request_that_ended_serve_the_next_while_another_runs(
-    tmp_path: Path, tiny: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every span; the pool has room for the one that runs, and for one of the others."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    taken: list[set[int]] = []
-    take = PagePool.take
-
-    def watched(self: PagePool, count: int) -> list[int]:
-        pages = take(self, count)
-        taken.append(set(pages))
-        return pages
-
-    monkeypatch.setattr(PagePool, "take", watched)
-    orders = tmp_path / "orders.json"
-    source = {"factory": "support.saboteur:create", "extra": {"orders": str(orders)}, "silence_s": 30.0}
-    owner = {"cache": CacheLimits(cache_bytes=(17 + 2) * 2 * 32 * 128, page_tokens=32)}
-    gate = Gate(orders)
-    with remote_owner(tmp_path / "state", tiny, source, owner, mode=Mode.STREAM, layers_per_span=1) as remote:
-        for span in range(3):
-            survivor, gave_up = Survivor(remote, expected), GivenUp()
-            gate.close_at(span)
-            answer = remote.ask("c" * 33, 24, cancelled=gave_up)
-            remote.until_spans(span)
-            (mine,) = [set(item._room._inner._room._table.held[0]) for item in remote.prefiller._live.values()]
-            before = len(taken)
-            gave_up.set()
-            assert fails(answer).reason is Reason.CANCELLED
-            survivor.still_runs()
-            other = remote.ask(PROMPTS[2], 24)
-            gate.open()
-            assert other.wait() == expected[PROMPTS[2]]
-            survivor.check()
-            remote.settle()
-            assert any(pages & mine for pages in taken[before:]), "its pages were used again"
-            remote.cache.forget_prefixes()
-        remote.check_counters(6)

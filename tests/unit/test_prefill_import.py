@@ -365,6 +365,18 @@ def test_pages_whose_copy_cannot_be_proved_to_have_ended_are_never_used_again(
     assert pool.free() == [count - gone for count, gone in zip(free, (5, 2), strict=True)]
 
 
+def test_what_is_abandoned_asks_the_device_nothing(deliver: Callable[..., Delivery], pool: Pool) -> None:
+    free = pool.free()
+    delivery = deliver()
+    delivery.send(delivery.memory(), *delivery.spans())
+    delivery.item.copy(1 << 30)
+    pool.fences.append(AssertionError("the device was asked"))
+    delivery.item.end(abandon=True)
+    pool.fences.clear()
+    assert delivery.item.quarantined
+    assert pool.free() == [count - gone for count, gone in zip(free, (5, 2), strict=True)]
+
+
 def test_a_copy_that_fails_fails_its_request(deliver: Callable[..., Delivery]) -> None:
     delivery = deliver()
 

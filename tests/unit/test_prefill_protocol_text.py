@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 from pathlib import Path
 
 import pytest
 
 from rowlock.daemon.prefill.protocol import frames
-from rowlock.daemon.prefill.protocol.frames import Done, Failed, Memory, Prefill, Release, Span
-from rowlock.daemon.prefill.protocol.hello import _FIELDS
+from rowlock.daemon.prefill.protocol.frames import Done, Failed, Memory, Mode, Prefill, Refusal, Release, Span
+from rowlock.daemon.prefill.protocol.geometry import DTYPE_CODES
+from rowlock.daemon.prefill.protocol.hello import _FIELDS, LAYERS_MAX, NAME_MAX, SIZE_MAX, WIDTHS_MAX
+from rowlock.daemon.prefill.protocol.memory import F_SEAL_FUTURE_WRITE, SEALS
+from rowlock.daemon.prefill.settings import SourceSettings
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "prefill-protocol.md").read_text()
 
@@ -44,3 +48,41 @@ def test_the_fields_of_an_announcement_are_those_of_the_text() -> None:
         r"`(\w+)`", "".join(line.split("|")[1] for line in section("HELLO").splitlines() if line[:3] == "| `")
     )
     assert set(named) == _FIELDS
+
+
+def test_codes_and_limits_are_those_of_the_text() -> None:
+    modes = re.search(r"mode: (.+) \|", section("PREFILL"))
+    assert modes is not None
+    assert modes[1] == ", ".join(f"{mode.value} {mode.name.lower()}" for mode in Mode)
+    dtypes = re.search(r"dtype: (.+) \|", section("SPAN"))
+    assert dtypes is not None
+    assert dtypes[1] == ", ".join(f"{code} {name}" for name, code in DTYPE_CODES.items())
+    reasons = re.search(r"reason: (.+) \|", section("FAILED"))
+    assert reasons is not None
+    words = {
+        "MEMORY": "not enough memory",
+        "WIDTH": "wider than every program",
+        "IDENTITY": "another identity",
+        "COMPUTE": "the device failed",
+        "ARGUMENT": "a field",
+    }
+    assert reasons[1] == ", ".join(f"{refusal.value} {words[refusal.name]}" for refusal in Refusal)
+    hello = section("HELLO")
+    for number in (LAYERS_MAX, frames.GROUPS_MAX, NAME_MAX, WIDTHS_MAX, SIZE_MAX):
+        assert re.search(rf"\b{number}\b", hello), number
+    assert f"1 to {frames.GROUPS_MAX}" in section("PREFILL")
+    seals = {
+        "F_SEAL_SHRINK": fcntl.F_SEAL_SHRINK,
+        "F_SEAL_GROW": fcntl.F_SEAL_GROW,
+        "F_SEAL_FUTURE_WRITE": F_SEAL_FUTURE_WRITE,
+        "F_SEAL_SEAL": fcntl.F_SEAL_SEAL,
+    }
+    assert set(re.findall(r"F_SEAL_\w+", section("MEMORY"))) == set(seals)
+    assert sum(seals.values()) == SEALS
+
+
+def test_the_arguments_of_a_source_are_those_of_the_text() -> None:
+    command = SourceSettings(extra={"a": "b"}).command(Path("/models/x"), 7, 8)
+    start = TEXT.split("```", 2)[1]
+    assert re.findall(r"--[\w-]+", start) == [part for part in command if part.startswith("--")]
+    assert command[1:4] == ["-m", "rowlock.cli", "prefill-worker"]
