@@ -45,7 +45,7 @@ def pool_bytes(options: argparse.Namespace) -> int:
 def config(path: Path, arm: str, options: argparse.Namespace) -> Path:
     pool = pool_bytes(options)
     lines = [
-        '[prefill]\nsource = "subprocess"\nthreads = 1',
+        '[prefill]\nsource = "subprocess"\nthreads = 1\nsilence_s = 3600',  # a paced one computes a prompt in one go
         f"[serving]\nslots = {options.slots}\ncache_bytes = {pool}",
     ]
     if arm != "whole":
@@ -150,8 +150,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     options = parser.parse_args()
     context = json.loads((options.checkpoint / "config.json").read_text())["max_position_embeddings"]
-    if options.tokens < 2 or max(options.prompts) + options.tokens > context:
-        parser.error(f"--tokens: at least 2, and with the longest of --prompts at most {context}, the model's context")
+    if options.tokens < 3 or max(options.prompts) + options.tokens > context:
+        parser.error(f"--tokens: at least 3, and with the longest of --prompts at most {context}, the model's context")
     plan = {name: getattr(options, name) for name in ("slots", "pace_ms", "layers", "tokens", "runs")}
     plan |= {"model": options.checkpoint.name, "prompts": options.prompts, "all_requests": options.requests}
     with ExitStack() as closing, open(options.json, "a") as out:

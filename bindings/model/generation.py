@@ -56,7 +56,12 @@ class DecoderSequence:
     @classmethod
     def admitted(cls, reservation: Reservation, programs: Programs, sampling: Sampling) -> Self:
         """One whose prompt was computed elsewhere."""
-        return cls(reservation.admit(), programs, reservation.prompt, sampling)
+        table = reservation.admit()
+        try:
+            return cls(table, programs, reservation.prompt, sampling)
+        except BaseException:
+            table.close()
+            raise
 
     @property
     def waiting(self) -> int:

@@ -271,7 +271,7 @@ class Owner:
 
     def _give_up(self, reason: str) -> None:
         """Fail what is waited for, and end the jobs: an exclusive section is never interrupted here."""
-        self._core.scheduler.fail_all(OwnerError(Reason.STOPPING, reason))
+        self._core.scheduler.fail_all(OwnerError(Reason.STOPPING, reason), abandon=bool(self._core.quarantined))
         self._jobs.cancel_all(CancelledError(reason))
 
     def _end(self) -> None:

@@ -167,8 +167,7 @@ class Scheduler:
         if resident is not None:
             self._readmit(resident.runtime)
             self._let_in_imports(resident)
-            if self._preempted and not self._active:
-                self._make_room()
+            self._make_room()
             self._admit_waiting(resident)
             if self._active:
                 self._advance(resident.runtime)
@@ -322,11 +321,15 @@ class Scheduler:
             self._active[-1].replaying = True
 
     def _make_room(self) -> None:
-        """Nothing runs, and who gave up its pages does not fit: the prompt on its way that came last waits again."""
+        """For who gave up its pages and does not fit: the prompt that came last, and cannot run yet, waits again."""
+        if not self._preempted or (self._active and len(self._leased) < self._slots):
+            return
         if self._imports is not None and self._imports.items:
             item = self._imports.items.pop()
             item.remote.end()
             self._waiting.appendleft(item.request)
+            return
+        if self._active:
             return
         lost = self._preempted[0]  # with every page its own it does not fit: pages are quarantined
         self._end(lost)

@@ -106,6 +106,7 @@ class SourcePrefiller:
         item = ImportedPrompt(self._number, geometry, prompt, room, importer, lease, self._ended, self._now_ns)
         self._live[item.number] = item
         self._keeper.send(self._order(item))
+        self.view = self._look()
         return item
 
     def step(self) -> None:
@@ -226,7 +227,8 @@ class SourcePrefiller:
         if arrival.frame is None:
             error = OwnerError(Reason.SOURCE_FAILED, f"the source of the prompt {arrival.reason}")
             for item in self._live.values():
-                item.fail(error)
+                if not item.ended_on_wire:  # what is here in full needs no source any more
+                    item.fail(error)
             return
         number = arrival.frame.request
         asked = self._live.get(number)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rowlock.bindings.device import Sequence, Step
+from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.daemon.owner.prefilling import SourceView
 from rowlock.daemon.prefill.settings import PrefillSettings, SourceSettings
 from rowlock.v1.errors import OwnerError
@@ -177,3 +179,14 @@ class Survivor:
 
     def check(self) -> None:
         assert self._answer.wait() == self._expected
+
+
+def slow_down(patch: pytest.MonkeyPatch, step_s: float = 0.007) -> None:
+    """Have each step of the model take longer, so that a request outlasts what happens beside it."""
+    advance = DecoderRuntime.advance
+
+    def slowly(self: DecoderRuntime, sequences: list[Sequence]) -> list[Step]:
+        time.sleep(step_s)
+        return advance(self, sequences)
+
+    patch.setattr(DecoderRuntime, "advance", slowly)

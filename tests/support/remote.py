@@ -224,7 +224,7 @@ class Pair:
         forward = programs.forward
 
         def watched(spans: Any) -> torch.Tensor:
-            self._logits.append(forward(spans).clone())
+            self._logits[:] = [forward(spans).clone()]
             return self._logits[-1]
 
         self.runtime._stepper._programs = type(

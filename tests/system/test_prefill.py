@@ -68,6 +68,18 @@ def test_every_family_gets_its_own_tokens_however_many_ask_at_once(tmp_path: Pat
         remote.check_counters(1 + 2 + 4 + 2)
 
 
+def test_short_prompts_are_transferred_whole_all_the_same(
+    tmp_path: Path, tiny: Path, expected: dict[str, list[int]]
+) -> None:
+    stream = {"mode": Mode.STREAM, "layers_per_span": 1, "stream_from": 32}
+    with remote_owner(tmp_path / "state", tiny, **stream) as remote:
+        for prompt, spans in (("a" * 31, 1), ("b" * 32, 1 + 2)):
+            assert remote.ask(prompt, 24).wait() == expected[prompt]
+            remote.settle()
+            assert remote.view.counters.spans == spans
+        remote.check_counters(2)
+
+
 def test_a_device_that_cannot_import_is_refused_at_the_start(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.prefilling import PROMPTS, Gate, Remote, Survivor, fails, local_answers, order, remote_owner
+from support.prefilling import PROMPTS, Gate, Remote, Survivor, fails, local_answers, order, remote_owner, slow_down
 
-from rowlock.bindings.device import DeviceError, DeviceFault, Sequence, Step
+from rowlock.bindings.device import DeviceError, DeviceFault
 from rowlock.bindings.model.importing import DecoderImport
-from rowlock.bindings.model.runtime import DecoderRuntime
 from rowlock.daemon.prefill import keeper as keeper_module
 from rowlock.daemon.prefill.protocol.frames import Mode
 from rowlock.v1.errors import Reason
@@ -48,13 +49,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory, tiny: Path, orders: Path) -
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps take so long that a request outlasts the patience with a silent source."""
-    advance = DecoderRuntime.advance
-
-    def slowly(self: DecoderRuntime, sequences: list[Sequence]) -> list[Step]:
-        time.sleep(0.007)
-        return advance(self, sequences)
-
-    monkeypatch.setattr(DecoderRuntime, "advance", slowly)
+    slow_down(monkeypatch)
 
 
 OWN_FAULTS = {
@@ -93,6 +88,7 @@ def test_a_span_that_cannot_be_right_fails_its_request_alone(
     assert (after.pid, after.counters.failed) == (before.pid, before.counters.failed + 1)
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_span_under_the_number_of_another_live_request_fails_both_and_nobody_else(
     faulty: Remote, orders: Path, expected: dict[str, list[int]]
 ) -> None:
@@ -122,6 +118,7 @@ def test_two_live_requests_under_one_id_are_two_requests(faulty: Remote, expecte
     faulty.settle()
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_number_that_is_live_already_ends_the_source_and_nobody_else(
     faulty: Remote, orders: Path, expected: dict[str, list[int]]
 ) -> None:
@@ -158,7 +155,7 @@ def test_a_second_done_changes_nothing(faulty: Remote, orders: Path, expected: d
 ENDING_FAULTS = {
     "die": "closed its end",
     "stop": "said nothing of the prompt that it has for 2.0 s",
-    "truncated": "span: 61 bytes, not 64",
+    "truncated": "header.length: 53 bytes, not 56",
     "oversized": "a packet of more than 131072 bytes",
     "unknown": "kind is 77, which there is not",
     "nonsense": "is not one of this protocol",
@@ -259,3 +256,21 @@ def test_a_copy_that_fails_fails_its_request_alone(
         survivor.check()
         remote.settle()
         assert (remote.view.state, remote.view.counters.failed) == ("READY", 1)
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_a_prompt_that_is_here_in_full_needs_no_source_any_more(
+    tmp_path: Path, tiny: Path, expected: dict[str, list[int]]
+) -> None:
+    """It waits for the one place that there is."""
+    with remote_owner(tmp_path / "state", tiny, owner={"slots": 1}, mode=Mode.STREAM) as remote:
+        survivor = Survivor(remote, expected)
+        ahead = remote.ask("hello", 24)
+        remote.until(lambda view: [item.complete for item in list(remote.prefiller._live.values())] == [True])
+        os.kill(remote.view.pid, signal.SIGKILL)
+        remote.until(lambda view: view.restarts == 1)
+        survivor.still_runs()
+        survivor.check()
+        assert ahead.wait() == expected["hello"]
+        remote.settle()
+        remote.check_counters(2)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import EMBED, Q0, change_rows, copy, negate, read_tensor, write_tiny
 from support.owners import Answer, running_owner
-from support.prefilling import Gate, Remote, fails, remote_owner
+from support.prefilling import Gate, Remote, fails, remote_owner, slow_down
 
 from rowlock.daemon.owner.options import Drain
 from rowlock.daemon.owner.record import TransitionRecord
@@ -91,6 +91,8 @@ def test_a_prompt_on_its_way_is_awaited_or_ended_as_any_request_is(
         before, options = remote.harness.identity, {"drain_deadline_s": 0.3} if drain is Drain.DEADLINE else {}
         with held_up(remote, orders) as answer:
             transition = remote.harness.begin(changed, drain=drain, **options)
+            while remote.harness.core.scheduler.admitting and remote.harness.owner.is_live(transition):
+                remote.turn()
             later = [remote.ask(PROMPT, 24) for _ in range(4)]
             if drain is Drain.CANCEL:
                 assert fails(answer).reason is Reason.DRAINED
@@ -201,13 +203,16 @@ def test_what_no_source_can_compute_is_refused_or_served_without_one(tmp_path: P
 
 
 @pytest.mark.campaign
-def test_a_source_that_comes_back_with_other_weights_is_refused(tmp_path: Path, tiny: Path) -> None:
+def test_a_source_that_comes_back_with_other_weights_is_refused(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny, model)
     with remote_owner(tmp_path / "state", model) as remote:
         assert remote.ask(PROMPT, 24).wait() == reference(tmp_path, tiny)
-        alone = remote.ask(SURVIVOR, 512).wait()
-        survivor = remote.ask(SURVIVOR, 512)
+        alone = remote.ask(SURVIVOR, 1900).wait()
+        slow_down(monkeypatch)
+        survivor = remote.ask(SURVIVOR, 1900)
         survivor.wait_token()
         other = change_rows(tiny, tmp_path / "changed", Q0, [0], negate)
         (other / "model.safetensors").rename(model / "model.safetensors")

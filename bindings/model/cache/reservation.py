@@ -88,9 +88,10 @@ class Reservation:
             table.close()
 
     def quarantine(self) -> None:
-        """Give up the pages that were written to: it is not known whether something still writes to them."""
-        table, self._table = self._open(), None
-        table.abandon(self.first)
+        """Give up the pages that were written to: it is not known whether something still writes to them. Idempotent."""
+        table, self._table = self._table, None
+        if table is not None:
+            table.abandon(self.first)
 
     def _check(self, layer: int, first: int, shape: tuple[int, ...]) -> BlockTable:
         """The table, if K/V of this shape may be written there. Raises ValueError."""
