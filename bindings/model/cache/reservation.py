@@ -88,7 +88,7 @@ class Reservation:
             table.close()
 
     def quarantine(self) -> None:
-        """Give up the pages that were written to: it is not known whether something still writes to them. Idempotent."""
+        """Give up the pages that were written to: something may still write to them. Idempotent."""
         table, self._table = self._table, None
         if table is not None:
             table.abandon(self.first)
