@@ -2,8 +2,8 @@
 
 On the same kind of processor it gives the K/V, bit by bit, that an owner computes itself. Options: ``partitions``: how
 many parts the layers are cut in, dealt out to the devices (``--device a,b``). A device has the weights and the K/V of
-its layers, no others: embeddings and head stay on the host. ``pad=1``: compute the padding of a prompt, too, as a device
-with programs of fixed lengths has to; it changes nothing that is announced.
+its layers, no others: embeddings and head stay on the host. ``pad=1``: compute the padding of a prompt, too, as a
+device with programs of fixed lengths has to; it changes nothing that is announced.
 """
 
 from __future__ import annotations
