@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Remote:
         self.harness = harness
         self.ask = harness.ask
         self.prefiller = harness.core.prefiller
+        self._before = open_memory("self")
 
     @property
     def view(self) -> SourceView:
@@ -71,7 +72,7 @@ class Remote:
         self.until(lambda view: view.live == 0)
         self.cache.check_integrity()
         assert all(group.use.in_use == 0 for group in self.cache.groups)
-        until_nothing_is_open("self")
+        until_nothing_is_open("self", self._before)
         if self.view.pid:
             until_nothing_is_open(str(self.view.pid))
 
@@ -115,14 +116,15 @@ def open_memory(process: str) -> list[str]:
     with contextlib.suppress(FileNotFoundError):  # a source may just be ending
         for link in Path(f"/proc/{process}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
-                found.append(str(link.readlink()))
+                found.append(f"{link.name}: {link.readlink()}")
         found += Path(f"/proc/{process}/maps").read_text().splitlines()
     return [line for line in found if "rowlock-prefill" in line]
 
 
-def until_nothing_is_open(process: str) -> None:
+def until_nothing_is_open(process: str, but: Collection[str] = ()) -> None:
+    """But for what was there before."""
     deadline = time.monotonic() + DEADLINE_S
-    while found := open_memory(process):
+    while found := [item for item in open_memory(process) if item not in but]:
         assert time.monotonic() < deadline, found
         gc.collect()
         time.sleep(0.02)

@@ -389,7 +389,7 @@ class Source(_message.Message):
     reason: _builtins.str
     """Why it is absent."""
     mode: _builtins.str
-    """"whole" or "stream"."""
+    """"whole" or "stream"; "deferred" in benchmarks."""
     prompts_live: _builtins.int
     """Prompts that are being computed or imported."""
     prompts_imported: _builtins.int
