@@ -167,7 +167,7 @@ class Scheduler:
         if resident is not None:
             self._readmit(resident.runtime)
             self._let_in_imports(resident)
-            self._make_room()
+            self._make_room(resident.runtime)
             self._admit_waiting(resident)
             if self._active:
                 self._advance(resident.runtime)
@@ -316,13 +316,19 @@ class Scheduler:
 
     def _readmit(self, runtime: Runtime) -> None:
         """Those that gave their pages up go on, in their order, once there is room."""
-        while self._preempted and runtime.has_room(*self._promised, self._preempted[0].soon):
+        while self._preempted and self._has_room_again(runtime):
             self._active.append(self._preempted.popleft())
             self._active[-1].replaying = True
 
-    def _make_room(self) -> None:
+    def _has_room_again(self, runtime: Runtime) -> bool:
+        """Whether who gave up its pages, the oldest, would find them now."""
+        return runtime.has_room(*self._promised, self._preempted[0].soon)
+
+    def _make_room(self, runtime: Runtime) -> None:
         """For who gave up its pages and does not fit: the prompt that came last, and cannot run yet, waits again."""
         if not self._preempted or (self._active and len(self._leased) < self._slots):
+            return
+        if self._has_room_again(runtime):  # something has ended in this very step
             return
         if self._imports is not None and self._imports.items:
             item = self._imports.items.pop()
