@@ -148,7 +148,7 @@ class Silence:
 
     def expect(self, *, something: bool) -> None:
         """Whether it has something to say, from now on."""
-        if something == (self._since is not None):
+        if something == self.expected:
             return
         self._before, self._since = self.seconds, self._now() if something else None
 

@@ -257,9 +257,9 @@ class SourcePrefiller:
         )
         self.timelines.append(item.timeline)
         self.view = self._look()
-        if admitted and self._keeper is not None:
-            self._keeper.note_good()
         if admitted:
+            if self._keeper is not None:
+                self._keeper.note_good()
             self._log(
                 "prefill.imported", request=item.number, spans=item.spans, bytes=copied, **item.timeline.figures()
             )

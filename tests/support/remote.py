@@ -119,10 +119,7 @@ class Pair:
         """A prompt computed by the source, its spans taken in a certain order, and so many tokens."""
         imported = self.begin(prompt, count, mode, layers, chunk)
         self.deliver(imported, order)
-        logits = np.array(imported._logits()).view(np.int16)
-        sequence, token = self.admit(imported)
-        computed = Computed(self._states(sequence, len(prompt)), logits, [cast(int, token)])
-        return self._go_on(sequence, computed, count)
+        return self._go_on(*self._admitted(imported), count)
 
     def begin(self, prompt: Sequence[int], count: int, mode: Mode, layers: int, chunk: int) -> ImportedPrompt:
         importer = self.runtime.importer
@@ -177,10 +174,7 @@ class Pair:
         found = {}
         for item in reversed(items.values()):
             assert item.complete, item.error
-            logits = np.array(item._logits()).view(np.int16)
-            sequence, token = self.admit(item)
-            computed = Computed(self._states(sequence, len(item.prompt)), logits, [cast(int, token)])
-            found[item.number] = (sequence, computed)
+            found[item.number] = self._admitted(item)
         running = list(found.values())
         while len(running[0][1].tokens) < count:
             steps = self.runtime.advance([sequence for sequence, _ in running])
@@ -195,6 +189,12 @@ class Pair:
         model = type("Model", (), {"identity": imported.lease.identity})
         resident = type("Resident", (), {"generation": GENERATION, "model": model})
         return imported.admit(cast(Resident, resident))
+
+    def _admitted(self, imported: ImportedPrompt) -> tuple[Any, Computed]:
+        """The sequence, and what there is of it."""
+        logits = np.array(imported._logits()).view(np.int16)
+        sequence, token = self.admit(imported)
+        return sequence, Computed(self._states(sequence, len(imported.prompt)), logits, [cast(int, token)])
 
     def _go_on(self, sequence: Any, computed: Computed, count: int) -> Computed:
         while len(computed.tokens) < count:
