@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -21,8 +22,7 @@ from rowlock.daemon.prefill.timeline import Timeline
 from rowlock.v1.errors import OwnerError, Reason
 
 COPY_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of one copy, at most: a step of decoding does not wait for more than some of them. Each costs a fifth of a ms,
-so small layers of a span are copied together."""
+"""Bytes of one copy, at most. Each costs a fifth of a ms, so small layers of a span are copied together."""
 
 
 class ImportedPrompt:
@@ -101,10 +101,9 @@ class ImportedPrompt:
             arrival.let_go()
             self.fail(OwnerError(Reason.SOURCE_FAILED, f"the source sent what was not asked for: {error}"))
 
-    def copy(self, most: int) -> int:
-        """Copy announced K/V into its pages, about so many bytes; returns how many."""
-        copied = 0
-        while self.copying and copied < most:
+    def copy(self, until_ns: float = math.inf) -> None:
+        """Copy announced K/V into its pages; no copy begins after ``until_ns``."""
+        while self.copying and self._now_ns() < until_ns:
             layers, first, stop, last = self._copies.popleft()
             begun = self._now_ns()
             try:
@@ -117,8 +116,6 @@ class ImportedPrompt:
             self.timeline.copies.append((begun, ended, nbytes))
             if last:
                 self.timeline.spans.append(ended)
-            copied += nbytes
-        return copied
 
     def admit(self, resident: Resident) -> tuple[Sequence, Step]:
         """See :meth:`rowlock.daemon.owner.prefilling.RemotePrompt.admit`."""

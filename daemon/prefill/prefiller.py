@@ -26,8 +26,9 @@ from rowlock.daemon.prefill.settings import PrefillSettings
 from rowlock.daemon.prefill.timeline import TIMELINES_MAX, Timeline
 from rowlock.v1.errors import OwnerError, Reason
 
-STEP_BYTES: Final = 8 * 1024 * 1024
-"""Bytes copied before requests that decode get their next step."""
+STEP_NS: Final = 10_000_000
+"""For how long copies may begin before requests that decode get their next step: some tens of MiB on a host. What is
+left waits for that whole step, which takes ten times as long where several long requests decode."""
 STEP_ARRIVALS: Final = 1024
 """Frames taken in likewise."""
 AHEAD: Final = 2
@@ -116,10 +117,9 @@ class SourcePrefiller:
             if arrival is None:
                 break
             self._take(arrival)
-        left = STEP_BYTES
+        until_ns = self._now_ns() + STEP_NS
         for item in list(self._live.values()):
-            if left > 0:
-                left -= item.copy(left)
+            item.copy(until_ns)
         self.view = self._look()
 
     # The life of the source.

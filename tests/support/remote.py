@@ -151,7 +151,7 @@ class Pair:
         for span in order(spans):
             imported.take(Arrival(span))
         imported.take(Arrival(frame))
-        imported.copy(1 << 40)
+        imported.copy()
         assert imported.error is None, imported.error
         assert imported.complete
 
@@ -170,7 +170,7 @@ class Pair:
                 ends.append(frame)
         for frame in [*order(spans), *ends[::-1]]:
             items[frame.request].take(Arrival(frame))
-            items[frame.request].copy(1 << 40)
+            items[frame.request].copy()
         found = {}
         for item in reversed(items.values()):
             assert item.complete, item.error

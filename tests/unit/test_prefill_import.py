@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -93,10 +94,12 @@ class Delivery:
     def __init__(self, pool: Pool, prompt: tuple[int, ...] = PROMPT) -> None:
         self.ended: list[ImportedPrompt] = []
         lease = Lease(IDENTITY, GENERATION, cast(Text, None))
-        clock = itertools.count(1)
+        self.clock = itertools.count(1)
         room = cast(Any, pool.open(prompt))
         importer = cast(Any, pool)
-        self.item = ImportedPrompt(5, GEOMETRY, prompt, room, importer, lease, self.ended.append, lambda: next(clock))
+        self.item = ImportedPrompt(
+            5, GEOMETRY, prompt, room, importer, lease, self.ended.append, partial(next, self.clock)
+        )
         self.layout = self.item.layout
         self.prompt = prompt
 
@@ -134,7 +137,7 @@ class Delivery:
     def send_all(self) -> None:
         spans = self.spans()
         self.send(self.memory(), *spans, self.done(len(spans)))
-        self.item.copy(1 << 30)
+        self.item.copy()
 
     def admit(self, **changes: Any) -> tuple[BlockTable, int]:
         model = type("Model", (), {"identity": changes.pop("identity", IDENTITY)})
@@ -183,11 +186,11 @@ def test_spans_in_any_order_become_the_same_pages(
     elif order == "shuffled":
         random.Random(layers * 100 + chunk).shuffle(spans)
     delivery.send(delivery.memory(), *spans[:2])
-    while delivery.item.copying:
-        assert delivery.item.copy(1) <= 3 * GEOMETRY.token_bytes
+    delivery.item.copy()
+    assert max(nbytes for _, _, nbytes in delivery.item.timeline.copies) <= 3 * GEOMETRY.token_bytes
     delivery.send(*spans[2:], delivery.done(len(spans)))
     assert not delivery.item.complete
-    delivery.item.copy(1 << 30)
+    delivery.item.copy()
     assert delivery.item.complete
     table, token = delivery.admit()
     assert token == logits_of(PROMPT).argmax()
@@ -250,7 +253,7 @@ def test_a_wrong_span_fails_its_request_and_writes_nothing(
     before = [group.states.clone() for group in pool.cache.groups]
     delivery = deliver()
     delivery.send(delivery.memory(), span)
-    delivery.item.copy(1 << 30)
+    delivery.item.copy()
     assert delivery.item.error is not None
     assert delivery.item.error.reason is Reason.SOURCE_FAILED
     assert word in str(delivery.item.error)
@@ -321,7 +324,7 @@ def test_it_can_end_after_every_span_and_its_pages_serve_others_at_once(
     for count in range(6):
         delivery = deliver()
         delivery.send(delivery.memory(), *delivery.spans()[:count])
-        delivery.item.copy(1 << 30)
+        delivery.item.copy()
         delivery.item.end()
         assert pool.free() == free
         other = deliver(PROMPT[::-1])
@@ -352,13 +355,27 @@ def test_what_cannot_be_fenced_is_not_admitted(deliver: Callable[..., Delivery],
     assert not any(len(group.prefixes) for group in pool.cache.groups), "nobody can find it"
 
 
+def test_no_copy_begins_after_the_moment_that_decoding_waits_for(deliver: Callable[..., Delivery]) -> None:
+    delivery = deliver()
+    spans = delivery.spans()
+    delivery.send(delivery.memory(), *spans, delivery.done(len(spans)))
+    copies = delivery.item.timeline.copies
+    delivery.item.copy(until_ns := next(delivery.clock) + 8)
+    assert 0 < len(copies) < len(spans)
+    assert copies[-1][0] <= until_ns
+    delivery.item.copy(until_ns)
+    assert not delivery.item.complete
+    delivery.item.copy()
+    assert delivery.item.complete
+
+
 def test_pages_whose_copy_cannot_be_proved_to_have_ended_are_never_used_again(
     deliver: Callable[..., Delivery], pool: Pool
 ) -> None:
     free = pool.free()
     delivery = deliver()
     delivery.send(delivery.memory(), *delivery.spans())
-    delivery.item.copy(1 << 30)
+    delivery.item.copy()
     pool.fences.append(DeviceError(DeviceFault.TIMEOUT, "no answer"))
     delivery.item.end()
     assert delivery.item.quarantined
@@ -369,7 +386,7 @@ def test_what_is_abandoned_asks_the_device_nothing(deliver: Callable[..., Delive
     free = pool.free()
     delivery = deliver()
     delivery.send(delivery.memory(), *delivery.spans())
-    delivery.item.copy(1 << 30)
+    delivery.item.copy()
     pool.fences.append(AssertionError("the device was asked"))
     delivery.item.end(abandon=True)
     pool.fences.clear()
@@ -385,7 +402,7 @@ def test_a_copy_that_fails_fails_its_request(deliver: Callable[..., Delivery]) -
 
     delivery.item._room.write = write  # type: ignore[method-assign]
     delivery.send(delivery.memory(), *delivery.spans())
-    delivery.item.copy(1 << 30)
+    delivery.item.copy()
     assert delivery.item.error is not None
     assert delivery.item.error.reason is Reason.DEVICE_FAILED
     assert "the device is gone" in str(delivery.item.error)
