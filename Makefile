@@ -10,6 +10,8 @@ READY := $(VENV)/.ready
 GEMMA_PARTS := $(VENV)/.gemma
 # Test files that run at the same time.
 WORKERS ?= 2
+# On a processor with more than AVX2 torch adds in another order than on one without.
+TORCH_AS_ON_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
 .PHONY: demo test models parity test-atom test-rngd check sim faults planted kills signals prefill load soak exactness stubs bench clean env-atom env-rngd env-vllm
 
@@ -18,14 +20,15 @@ demo: $(READY) $(MODEL)
 
 test: $(READY) $(MODEL)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m torch_bits
 
 # The decoder and what converts checkpoints, on both real models.
 models: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
-	$(BIN)/python -m pytest -m "campaign or not campaign" tests/model
+	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest -m "campaign or not campaign" tests/model
 
 # Logits and tokens of every family against transformers: docs/parity.md.
 parity: $(READY) $(MODEL) $(GEMMA)
-	$(BIN)/python benchmarks/parity.py --checkpoint $(MODEL) --checkpoint $(GEMMA) --qwen --write docs/parity.md
+	$(TORCH_AS_ON_AVX2) $(BIN)/python benchmarks/parity.py --checkpoint $(MODEL) --checkpoint $(GEMMA) --qwen --write docs/parity.md
 
 # The daemon killed at every point in turn, on the tiny model and on the real one; what it starts from made bad.
 kills: $(READY) $(MODEL)
@@ -39,6 +42,7 @@ signals: $(READY)
 prefill: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
 	$(BIN)/python -m pytest -m "campaign or not campaign" --numprocesses $(WORKERS) --dist loadfile \
 		tests/model/test_prefill_exact.py tests/system/test_prefill*.py
+	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest -m torch_bits tests/model/test_prefill_exact.py
 
 # Two hundred transitions under eight streaming clients, and five on the real model.
 load: $(READY) $(MODEL)

@@ -19,16 +19,16 @@ from rowlock.bindings.weights import host_free_bytes
 class HostThreads:
     """The threads of one binding. Owner thread only.
 
-    torch's own bfloat16 products are used where it has the processor's bfloat16 instructions to use.
-    On AVX2 they run at a third of memory speed for one row, at no less per row for more, and torch's threads wait
-    for each other at barriers: one that is set aside by the system holds up every operation. There kernels of our
-    own are used, which give the same bits; see ``kernels/``.
+    bfloat16 is computed by kernels of our own where they run: a prompt has the same bits in whatever pieces it is
+    computed, which torch does not promise. torch's product of one row runs at a third of memory speed besides, on
+    processors with bfloat16 instructions too, and its threads wait for each other at barriers: one that is set aside
+    by the system holds up every operation. They give the bits of torch's products on AVX2; see ``kernels/``.
     """
 
     def __init__(self, threads: int, counters: Counters) -> None:
         self._threads = threads
         self._counters = counters
-        library = load_kernels() if torch.backends.cpu.get_cpu_capability() == "AVX2" else None
+        library = load_kernels()
         self._kernels = Kernels(library, threads) if library is not None else None
         self.prepare()
 

@@ -161,10 +161,10 @@ def test_one_page_as_long_as_the_context_is_a_page_like_any_other(tmp_path: Path
         ("cpu", {"pad": "1"}),
         ("cpu", {"partitions": "2"}),
         ("cpu", {"partitions": "3", "pad": "1"}),
-        ("cpu:0", {"partitions": "1"}),
-        ("cpu:0,cpu:0", {"partitions": "2", "pad": "1"}),
-        ("cpu,cpu:0", {"partitions": "3"}),
-        ("cpu:0,cpu", {"partitions": "2"}),
+        pytest.param("cpu:0", {"partitions": "1"}, marks=pytest.mark.torch_bits),
+        pytest.param("cpu:0,cpu:0", {"partitions": "2", "pad": "1"}, marks=pytest.mark.torch_bits),
+        pytest.param("cpu,cpu:0", {"partitions": "3"}, marks=pytest.mark.torch_bits),
+        pytest.param("cpu:0,cpu", {"partitions": "2"}, marks=pytest.mark.torch_bits),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

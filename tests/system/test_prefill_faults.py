@@ -178,9 +178,15 @@ def test_a_source_that_ends_loses_its_prompts_and_is_started_again(
     faulty: Remote, orders: Path, expected: dict[str, list[int]], fault: str, at: int
 ) -> None:
     survivor = Survivor(faulty, expected)
-    before = faulty.view
-    order(orders, fault, at)
+    gate, before = Gate(orders), faulty.view
+    gate.close_at(at)
+    held = faulty.ask(PROMPTS[2], 24)
+    gate.wait()
     failed, ahead = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
+    faulty.until(lambda view: view.live == 3)
+    order(orders, fault, at)
+    gate.open()
+    assert held.wait() == expected[PROMPTS[2]]
     for answer in (failed, ahead):
         error = fails(answer)
         assert error.reason is Reason.SOURCE_FAILED

@@ -20,7 +20,6 @@ from rowlock.bindings.model.config import parse_config
 from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.layout import build_layout
 
-ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped heads": {
         **TINY, "vocab_size": 300, "hidden_size": 96, "intermediate_size": 136, "num_hidden_layers": 3,
@@ -38,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-pytestmark = pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
+pytestmark = pytest.mark.torch_bits
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,9 +13,6 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
 from rowlock.bindings.cpu.linear import native_linear
 
-ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
-
-
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -42,7 +39,7 @@ def cancelling(count: int, outer: int, inner: int, seed: int) -> tuple[torch.Ten
     return torch.cat([rows, -rows], 1)[:, order].contiguous(), torch.cat([weights, weights], 1)[:, order].contiguous()
 
 
-@pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
+@pytest.mark.torch_bits
 @pytest.mark.parametrize("inner", [1, 3, 8, 16, 17, 24, 40, 64, 96, 100, 130, 576, 1536, 2048])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
 def test_bits_of_torch(natives: list[Linear], inner: int, count: int) -> None:

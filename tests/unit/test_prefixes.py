@@ -26,7 +26,6 @@ from rowlock.bindings.model.decoder import Decoder, Span
 from rowlock.bindings.model.generation import DecoderSequence, Stepper
 from rowlock.bindings.model.layout import build_layout
 
-ON_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 CONFIG = parse_config(
     Path(),
     {
@@ -36,8 +35,6 @@ CONFIG = parse_config(
 )  # fmt: skip
 MODELS = {"all layers look everywhere": CONFIG, "one within a window": replace(CONFIG, windows=(100, None))}
 PAGE = 4
-
-pytestmark = pytest.mark.skipif(not ON_AVX2, reason="torch adds in another order on this processor")
 
 
 @pytest.fixture(scope="module", autouse=True)
