@@ -39,11 +39,10 @@ FEW_KEYS: Final = 12
 FIRST_PART: Final = 192
 
 
-def supported(config: ModelConfig, dtype: torch.dtype) -> bool:
-    """Whether the compiled function can run this model."""
+def supported(config: ModelConfig) -> bool:
+    """Whether the compiled function can run a bfloat16 model of these sizes."""
     return (
-        dtype == torch.bfloat16
-        and config.head_dim <= HEAD_DIM_MAX
+        config.head_dim <= HEAD_DIM_MAX
         and config.head_dim % LANES == 0
         and config.heads // config.kv_heads <= GROUP_MAX
         and config.hidden <= HIDDEN_MAX

@@ -30,14 +30,17 @@ class HostThreads:
         self._counters = counters
         library = load_kernels()
         self._kernels = Kernels(library, threads) if library is not None else None
+        self._torch_threads = threads
         self.prepare()
 
     def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Programs:
         """The decoder over these weights."""
-        if self._kernels is None:
+        if self._kernels is None or weights["embed"].dtype != torch.bfloat16:
+            self._torch_threads = self._threads
             return Decoder(config, weights, F.linear)
+        self._torch_threads = 1
         decoder = Decoder(config, weights, native_linear(self._kernels))
-        if not supported(config, decoder.dtype):
+        if not supported(config):
             return decoder
         return NativeDecoder(decoder, weights, self._kernels, self._counters)
 
@@ -50,7 +53,6 @@ class HostThreads:
         With kernels of our own for what is large in a step, one thread of torch's is quicker
         for the rest than several that wait for each other.
         """
-        wanted = 1 if self._kernels is not None else self._threads
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
+        if torch.get_num_threads() != self._torch_threads:
+            torch.set_num_threads(self._torch_threads)
         return self._threads
