@@ -20,11 +20,12 @@ demo: $(READY) $(MODEL)
 
 test: $(READY) $(MODEL)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m torch_bits
+	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "torch_bits and not campaign"
 
 # The decoder and what converts checkpoints, on both real models.
 models: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
-	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest -m "campaign or not campaign" tests/model
+	$(BIN)/python -m pytest -m "not torch_bits" tests/model
+	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest -m torch_bits tests/model
 
 # Logits and tokens of every family against transformers: docs/parity.md.
 parity: $(READY) $(MODEL) $(GEMMA)
@@ -40,7 +41,7 @@ signals: $(READY)
 
 # Prompts computed by a source process: every way to cut them, every fault, every transition.
 prefill: $(READY) $(MODEL) $(GEMMA) $(GEMMA_PARTS)
-	$(BIN)/python -m pytest -m "campaign or not campaign" --numprocesses $(WORKERS) --dist loadfile \
+	$(BIN)/python -m pytest -m "not torch_bits" --numprocesses $(WORKERS) --dist loadfile \
 		tests/model/test_prefill_exact.py tests/system/test_prefill*.py
 	$(TORCH_AS_ON_AVX2) $(BIN)/python -m pytest -m torch_bits tests/model/test_prefill_exact.py
 

@@ -161,6 +161,7 @@ def report(lines: list[Line], said: list[str]) -> str:
             "<!-- Made by `make parity` (benchmarks/parity.py). -->",
             "",
             f"bfloat16, one thread of torch's, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}.",
+            "`make parity` asks for AVX2 where there is more.",
             f"The bound on a difference is {LOGIT_BOUND}.",
             "`served` is the last position, by the programs that answer requests, in their pieces.",
             "",

@@ -20,9 +20,10 @@ class HostThreads:
     """The threads of one binding. Owner thread only.
 
     bfloat16 is computed by kernels of our own where they run: a prompt has the same bits in whatever pieces it is
-    computed, which torch does not promise. torch's product of one row runs at a third of memory speed besides, on
-    processors with bfloat16 instructions too, and its threads wait for each other at barriers: one that is set aside
-    by the system holds up every operation. They give the bits of torch's products on AVX2; see ``kernels/``.
+    computed, which torch does not promise. (Models beyond their sizes have our products only, and no such promise.)
+    torch's product of one row runs at a third of memory speed besides, on processors with bfloat16 instructions too,
+    and its threads wait for each other at barriers: one that is set aside by the system holds up every operation.
+    They give the bits of torch's products on AVX2; see ``kernels/``.
     """
 
     def __init__(self, threads: int, counters: Counters) -> None:
@@ -35,14 +36,17 @@ class HostThreads:
 
     def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Programs:
         """The decoder over these weights."""
-        if self._kernels is None or weights["embed"].dtype != torch.bfloat16:
-            self._torch_threads = self._threads
-            return Decoder(config, weights, F.linear)
-        self._torch_threads = 1
-        decoder = Decoder(config, weights, native_linear(self._kernels))
-        if not supported(config):
+        decoder = self.create_torch_decoder(config, weights)
+        if self._kernels is None or decoder.dtype != torch.bfloat16 or not supported(config):
             return decoder
         return NativeDecoder(decoder, weights, self._kernels, self._counters)
+
+    def create_torch_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Decoder:
+        """The decoder in torch, which can be asked for single layers; its products are ours where they can be."""
+        native = self._kernels is not None and weights["embed"].dtype == torch.bfloat16
+        self._torch_threads = 1 if native else self._threads
+        self.prepare()
+        return Decoder(config, weights, native_linear(self._kernels) if native and self._kernels else F.linear)
 
     def free_bytes(self) -> int:
         return host_free_bytes()

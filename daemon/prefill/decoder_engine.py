@@ -100,7 +100,7 @@ class DecoderEngine:
         self._pads = options.extra.get("pad", "0") == "1"
         self._host = HostThreads(options.threads, Counters())
         self._programs = self._host.create_decoder(config, loaded.weights)
-        self._ends = Decoder(config, loaded.weights)
+        self._ends = self._host.create_torch_decoder(config, loaded.weights)
         self._parts = self._cut(loaded, options, widths[-1])
         self.facts = SourceFacts(
             name=f"rowlock decoder on {options.device}, {len(self._parts)} parts, {options.threads} threads",

@@ -104,6 +104,22 @@ def test_logits_and_greedy_tokens_on_the_real_model(real: tuple[DecoderRuntime, 
     assert greedy(runtime, tuple(tokens), 64) == reference_greedy(model, tokens, 64)
 
 
+def test_answers_are_as_close_to_float32_as_torch_s(real_model: Path, real: tuple[DecoderRuntime, Any, Text]) -> None:
+    """On any processor, whatever the order in which torch adds there. Of one prompt either may be thrice as far."""
+    runtime, model, text = real
+    exact_model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32)
+    ours, theirs = [], []
+    for prompt in PROMPTS:
+        tokens = list(text.encode(prompt))
+        exact = reference_logits(exact_model, tokens)[-1]
+        served = served_logits(runtime, tokens).float()
+        assert served.argmax() == exact.argmax()
+        ours.append(float((served - exact).abs().mean()))
+        theirs.append(float((reference_logits(model, tokens)[-1].float() - exact).abs().mean()))
+    print(f"away from float32 on average: {np.mean(ours):.3f}; torch: {np.mean(theirs):.3f}")
+    assert sum(ours) <= 1.5 * sum(theirs)
+
+
 @pytest.mark.campaign
 @pytest.mark.torch_bits
 def test_a_prompt_longer_than_a_chunk_on_the_real_model(real: tuple[DecoderRuntime, Any, Text]) -> None:

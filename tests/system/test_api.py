@@ -221,7 +221,7 @@ def is_recorded(daemon: DaemonProcess, transition: str) -> bool:
 def test_sigterm_during_a_drain_cancels_the_transition(tmp_path: Path, tiny: Path, target: Path) -> None:
     options = ["--checkpoint", str(tiny), "--threads", "1"]
     with DaemonProcess(tmp_path / "state", options) as daemon:
-        long_answer(daemon)
+        running = [long_answer(daemon) for _ in range(8)]
         mover = begin(daemon, target=str(target), request_id="m")
         while not is_recorded(daemon, "m"):  # the view names it a moment before the journal does
             time.sleep(0.01)
@@ -229,6 +229,7 @@ def test_sigterm_during_a_drain_cancels_the_transition(tmp_path: Path, tiny: Pat
         assert daemon.process.wait(30) == 0
         with contextlib.suppress(ClientError):
             assert states(mover.result(30))[-1] == "CANCELLED"
+        assert len(running) == 8, "a call that nobody refers to is cancelled"
     with DaemonProcess(tmp_path / "state", options) as daemon:
         assert owner(daemon).generation == 1
         got = daemon.client.call(daemon.client.owner.GetTransition, owner_pb2.GetTransitionRequest(id="m"))

@@ -22,6 +22,8 @@ from rowlock.v1 import inference_pb2, owner_pb2
 
 CLIENTS = 8
 ANSWER_S = 240.0
+STALLED_TOKENS = 1900
+"""Of answers that shall outlast a crowd of calls, on a quick machine too."""
 RSS_GROWTH_MAX = 24 * 1024 * 1024
 """Between the 20th and the 200th transition. Leaking one image of the tiny model each time would be twice as much."""
 
@@ -148,9 +150,9 @@ def test_five_transitions_of_the_real_model_under_load(real_model: Path, tmp_pat
 def test_stalled_readers_and_a_full_queue_do_not_hold_up_a_drain(tiny: Path, target: Path, tmp_path: Path) -> None:
     """The lease ends when the last token is computed, not when somebody has read it."""
     with DaemonProcess(tmp_path / "state", ["--checkpoint", str(tiny), "--threads", "1"]) as daemon:
-        expected = references(daemon, (target, tiny), 400)
+        expected = references(daemon, (target, tiny), STALLED_TOKENS)
         old = owner(daemon).identity.digest
-        request = inference_pb2.GenerateRequest(prompt=PROMPTS[0], max_tokens=400, ignore_eos=True)
+        request = inference_pb2.GenerateRequest(prompt=PROMPTS[0], max_tokens=STALLED_TOKENS, ignore_eos=True)
         stalled = [daemon.client.inference.Generate(request, timeout=ANSWER_S) for _ in range(ACTIVE_MAX)]
         firsts = [next(iter(call)) for call in stalled]  # and nobody reads on
         short = inference_pb2.GenerateRequest(prompt=PROMPTS[1], max_tokens=2, ignore_eos=True)

@@ -166,6 +166,7 @@ def test_the_source_says_when_it_has_too_little_memory_and_the_next_prompt_works
         assert remote.ask("x" * 30, 4).wait()
 
 
+@pytest.mark.torch_bits
 def test_the_example_is_a_source(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = ROOT / "examples" / "transformers_source.py"
     assert len(example.read_text().splitlines()) < 100

@@ -53,7 +53,7 @@ def one_thread() -> Iterator[None]:
 def kernels() -> Kernels:
     library = load_kernels()
     if library is None:
-        pytest.skip("no kernels in this installation: no C compiler")
+        pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
     return Kernels(library, 2)
 
 

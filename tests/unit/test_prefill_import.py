@@ -29,9 +29,11 @@ from rowlock.daemon.owner.text import Text
 from rowlock.daemon.prefill import importing
 from rowlock.daemon.prefill.importing import ImportedPrompt
 from rowlock.daemon.prefill.life import Arrival
+from rowlock.daemon.prefill.prefiller import STEP_NS, SourcePrefiller
 from rowlock.daemon.prefill.protocol.frames import Done, Failed, Memory, Refusal, Span
 from rowlock.daemon.prefill.protocol.geometry import RequestLayout
 from rowlock.daemon.prefill.protocol.memory import OwnerMemory, SourceMemory
+from rowlock.daemon.prefill.settings import PrefillSettings
 from rowlock.v1.errors import OwnerError, Reason
 
 IDENTITY = Identity("11" * 32, "22" * 32, "33" * 32)
@@ -363,10 +365,29 @@ def test_no_copy_begins_after_the_moment_that_decoding_waits_for(deliver: Callab
     delivery.item.copy(until_ns := next(delivery.clock) + 8)
     assert 0 < len(copies) < len(spans)
     assert copies[-1][0] <= until_ns
+    copied = len(copies)
     delivery.item.copy(until_ns)
-    assert not delivery.item.complete
+    assert len(copies) == copied
     delivery.item.copy()
     assert delivery.item.complete
+
+
+def test_a_step_s_time_is_shared_by_all_prompts(deliver: Callable[..., Delivery]) -> None:
+    """Each look at the clock takes a fifth of it, so that the second prompt has no turn in the first step."""
+    clock = itertools.count(0, STEP_NS // 5)
+    prefiller = SourcePrefiller(PrefillSettings(), lambda: None, lambda *_, **__: None, partial(next, clock))
+    first, second = deliver(), deliver()
+    for number, delivery in enumerate((first, second)):
+        delivery.item._now_ns = partial(next, clock)
+        delivery.send(delivery.memory(), *delivery.spans())
+        prefiller._live[number] = delivery.item
+    copies = [delivery.item.timeline.copies for delivery in (first, second)]
+    prefiller.step()
+    assert [len(found) for found in copies] == [2, 0]
+    while prefiller.waiting:
+        prefiller.step()
+    assert [len(found) for found in copies] == [len(first.spans()), len(second.spans())]
+    prefiller._live.clear()
 
 
 def test_pages_whose_copy_cannot_be_proved_to_have_ended_are_never_used_again(
