@@ -37,16 +37,17 @@ class HostThreads:
     def create_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Programs:
         """The decoder over these weights."""
         decoder = self.create_torch_decoder(config, weights)
-        if self._kernels is None or decoder.dtype != torch.bfloat16 or not supported(config):
+        kernels = self._kernels_for(weights)
+        if kernels is None or not supported(config):
             return decoder
-        return NativeDecoder(decoder, weights, self._kernels, self._counters)
+        return NativeDecoder(decoder, weights, kernels, self._counters)
 
     def create_torch_decoder(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Decoder:
         """The decoder in torch, which can be asked for single layers; its products are ours where they can be."""
-        native = self._kernels is not None and weights["embed"].dtype == torch.bfloat16
-        self._torch_threads = 1 if native else self._threads
+        kernels = self._kernels_for(weights)
+        self._torch_threads = self._threads if kernels is None else 1
         self.prepare()
-        return Decoder(config, weights, native_linear(self._kernels) if native and self._kernels else F.linear)
+        return Decoder(config, weights, F.linear if kernels is None else native_linear(kernels))
 
     def free_bytes(self) -> int:
         return host_free_bytes()
@@ -60,3 +61,7 @@ class HostThreads:
         if torch.get_num_threads() != self._torch_threads:
             torch.set_num_threads(self._torch_threads)
         return self._threads
+
+    def _kernels_for(self, weights: Mapping[str, torch.Tensor]) -> Kernels | None:
+        """Ours, which are for bfloat16 alone."""
+        return self._kernels if weights["embed"].dtype == torch.bfloat16 else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.owners import Answer
 from support.prefilling import PROMPTS, Gate, Remote, Survivor, fails, local_answers, order, remote_owner, slow_down
 
 from rowlock.bindings.device import DeviceError, DeviceFault
@@ -50,6 +51,19 @@ def faulty(tmp_path_factory: pytest.TempPathFactory, tiny: Path, orders: Path) -
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps take so long that a request outlasts the patience with a silent source."""
     slow_down(monkeypatch)
+
+
+def asked_before(faulty: Remote, orders: Path, fault: str, at: int) -> tuple[Answer, Answer, Answer]:
+    """Three prompts that are all asked for before a fault comes, to the second: the source is held up in the first."""
+    gate = Gate(orders)
+    gate.close_at(at)
+    held = faulty.ask(PROMPTS[2], 24)
+    gate.wait()
+    failed, other = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
+    faulty.until(lambda view: view.live == 3)
+    order(orders, fault, at)
+    gate.open()
+    return held, failed, other
 
 
 OWN_FAULTS = {
@@ -93,14 +107,7 @@ def test_a_span_under_the_number_of_another_live_request_fails_both_and_nobody_e
     faulty: Remote, orders: Path, expected: dict[str, list[int]]
 ) -> None:
     survivor = Survivor(faulty, expected)
-    gate = Gate(orders)
-    gate.close_at(0)
-    held = faulty.ask(PROMPTS[2], 24)
-    gate.wait()
-    failed, other = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
-    faulty.until(lambda view: view.live == 3)
-    order(orders, "another's request")
-    gate.open()
+    held, failed, other = asked_before(faulty, orders, "another's request", 0)
     assert held.wait() == expected[PROMPTS[2]]
     assert {fails(answer).reason for answer in (failed, other)} == {Reason.SOURCE_FAILED}
     survivor.still_runs()
@@ -178,14 +185,8 @@ def test_a_source_that_ends_loses_its_prompts_and_is_started_again(
     faulty: Remote, orders: Path, expected: dict[str, list[int]], fault: str, at: int
 ) -> None:
     survivor = Survivor(faulty, expected)
-    gate, before = Gate(orders), faulty.view
-    gate.close_at(at)
-    held = faulty.ask(PROMPTS[2], 24)
-    gate.wait()
-    failed, ahead = faulty.ask("hello", 24), faulty.ask(PROMPTS[1], 24)
-    faulty.until(lambda view: view.live == 3)
-    order(orders, fault, at)
-    gate.open()
+    before = faulty.view
+    held, failed, ahead = asked_before(faulty, orders, fault, at)
     assert held.wait() == expected[PROMPTS[2]]
     for answer in (failed, ahead):
         error = fails(answer)

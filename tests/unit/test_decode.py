@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from support.checkpoints import GEMMA3, QWEN3, TINY
+from support.kernels import kernels_or_skip
 
 from rowlock.bindings.cpu.decode import NativeDecoder, settled_tokens, supported
-from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, PagedRows, load_kernels
+from rowlock.bindings.cpu.kernel_library import AttentionRows, Kernels, PagedRows
 from rowlock.bindings.device import Counters
 from rowlock.bindings.model.cache.table import BlockTable, table_for_one
 from rowlock.bindings.model.config import parse_config
@@ -51,9 +52,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    library = load_kernels()
-    if library is None:
-        pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
+    library = kernels_or_skip()
     return Kernels(library, 2)
 
 

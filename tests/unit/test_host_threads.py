@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import TINY
+from support.kernels import kernels_or_skip
 
 from rowlock.bindings.cpu.decode import NativeDecoder
-from rowlock.bindings.cpu.kernel_library import load_kernels
 from rowlock.bindings.cpu.threads import HostThreads
 from rowlock.bindings.device import Counters
 from rowlock.bindings.model.config import parse_config
@@ -32,8 +32,7 @@ def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def test_a_model_of_another_dtype_after_one_in_bfloat16_is_torch_s_on_all_threads() -> None:
-    if load_kernels() is None:
-        pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
+    kernels_or_skip()
     host = HostThreads(3, Counters())
     for dtype, threads in ((torch.bfloat16, 1), (torch.float32, 3), (torch.float16, 3), (torch.bfloat16, 1)):
         programs = host.create_decoder(CONFIG, weights(dtype))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from support.kernels import kernels_or_skip
 
-from rowlock.bindings.cpu.kernel_library import Kernels, load_kernels
+from rowlock.bindings.cpu.kernel_library import Kernels
 from rowlock.bindings.cpu.linear import native_linear
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -19,9 +20,7 @@ Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 @pytest.fixture(scope="module")
 def natives() -> list[Linear]:
     """The product on one, two and three threads."""
-    library = load_kernels()
-    if library is None:
-        pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
+    library = kernels_or_skip()
     return [native_linear(Kernels(library, threads)) for threads in (1, 2, 3)]
 
 

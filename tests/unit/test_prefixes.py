@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import TINY
+from support.kernels import kernels_or_skip
 from support.reference import loaded, new_table
 
 from rowlock.bindings.cpu.binding import CpuBinding
@@ -47,9 +48,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
 def native(request: pytest.FixtureRequest) -> NativeDecoder:
-    library = load_kernels()
-    if library is None:
-        pytest.skip("no kernels in this installation: no C compiler, or a processor that they are not for")
+    library = kernels_or_skip()
     config: ModelConfig = request.param
     source = torch.Generator().manual_seed(0)
     weights = {
